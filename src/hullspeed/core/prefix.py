@@ -1,0 +1,103 @@
+"""PrefixCache: which prefixes are in memory. The contract of the segment tree and the hash chain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from hullspeed.core.request import Sequence
+
+CacheNode = Any
+"""A cache's own handle on a place in it; opaque to everybody else."""
+
+
+@dataclass(slots=True)
+class Match:
+    """The longest usable prefix found.
+
+    Attributes:
+        n_tokens: Tokens that need not be computed.
+        pages: Pages that hold them, one for each started page.
+        shared_pages: How many of ``pages`` are full and can be used as they are. If the match
+            ends inside a page, that last page must be copied before anyone writes to it.
+        state_slot: State at exactly ``n_tokens``, for models that have one.
+        node: Where the match ends; hold it with ``lock`` while its pages are in use.
+        junction: A deeper position at which another request's prompt parted from this one, not
+            resident with a state: worth a checkpoint now.
+    """
+
+    n_tokens: int = 0
+    pages: list[int] = field(default_factory=list)
+    shared_pages: int = 0
+    state_slot: int | None = None
+    node: CacheNode = None
+    junction: int | None = None
+
+
+class CacheStats(NamedTuple):
+    """Counters since start, in tokens, and what is resident now."""
+
+    queried_tokens: int
+    hit_tokens: int
+    inserted_tokens: int
+    evicted_tokens: int
+    resident_tokens: int
+    resident_states: int
+
+
+class PrefixCache(Protocol):
+    """Prefixes of finished and running sequences, found again by content.
+
+    The cache owns one reference on each page it holds; sequences own their own. ``evict`` frees
+    only what nobody has locked.
+    """
+
+    def match(self, tokens: Seq[int], salt: bytes, *, limit: int, now_s: float) -> Match:
+        """The longest cached prefix of ``tokens[:limit]`` under ``salt``; marks it used.
+
+        Takes no references; the match is valid until the next ``insert`` or ``evict``.
+        """
+        ...
+
+    def lock(self, node: CacheNode) -> None:
+        """Keep ``node`` and everything above it from eviction until ``unlock``."""
+        ...
+
+    def unlock(self, node: CacheNode) -> None:
+        """Undo one ``lock``."""
+        ...
+
+    def insert(
+        self, sequence: Sequence, n_tokens: int, *, now_s: float, state_slot: int | None = None
+    ) -> CacheNode:
+        """Remember ``sequence.tokens[:n_tokens]`` and its pages; returns the node where it ends.
+
+        The cache takes its own references on pages it did not have. ``state_slot`` is donated:
+        the cache owns it from now on (or frees it, if the place already has a state).
+        """
+        ...
+
+    def evict(self, n_pages: int, *, now_s: float) -> int:
+        """Free at least ``n_pages`` pages if unlocked content allows; returns how many it freed."""
+        ...
+
+    def evictable_pages(self) -> int:
+        """How many pages ``evict`` could free now."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything that is not locked."""
+        ...
+
+    def stats(self) -> CacheStats:
+        """Counters and residency."""
+        ...
+
+    def page_owners(self) -> dict[int, int]:
+        """References the cache holds, by page: what ``check_integrity`` of the pool compares."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise ``IntegrityError`` unless every invariant of the structure holds."""
+        ...

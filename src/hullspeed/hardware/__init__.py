@@ -1,0 +1,1 @@
+"""What a machine is, in numbers: catalogue, detection and measured ceilings."""

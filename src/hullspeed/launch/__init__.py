@@ -1,0 +1,1 @@
+"""Commands and manifests for other engines, and their supervision."""

@@ -1,0 +1,1 @@
+"""One byte budget per engine: weights + sequence state + runtime + headroom."""

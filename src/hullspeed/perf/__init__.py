@@ -1,0 +1,1 @@
+"""Cost of a step: FLOPs and bytes to seconds."""

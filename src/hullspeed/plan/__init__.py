@@ -1,0 +1,1 @@
+"""Joins arch, hardware, memory, perf and twin into an answer."""

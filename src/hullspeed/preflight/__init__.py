@@ -1,0 +1,1 @@
+"""The gate: is the stack whole, from driver to model files."""

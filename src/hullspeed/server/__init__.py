@@ -1,0 +1,1 @@
+"""HTTP API over the engine process."""

@@ -1,0 +1,1 @@
+"""The production scheduler driven by the cost model on a virtual clock."""

@@ -1,0 +1,1 @@
+"""Is an endpoint correct. Speaks HTTP only."""
