@@ -1,4 +1,4 @@
-"""Executor: runs a Step. The scheduler cannot tell which one it has; that keeps simulation honest."""
+"""Executor: runs a Step. The scheduler cannot tell real from simulated; that keeps both honest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CostModelExecutor:
         self,
         clock: VirtualClock,
         step_seconds: Callable[[Step], float],
-        next_token: Callable[[Sequence], int] = lambda sequence: 0,
+        next_token: Callable[[Sequence], int] = lambda _: 0,
     ) -> None:
         self._clock = clock
         self._step_seconds = step_seconds

@@ -1,4 +1,4 @@
-"""PrefixCache: which prefixes are in memory. The contract of the segment tree and the hash chain."""
+"""PrefixCache: which prefixes are in memory; the contract of segment tree and hash chain."""
 
 from __future__ import annotations
 
