@@ -208,42 +208,62 @@ class EngineSettings:
 
 
 class PoolPlan(Protocol):
-    """What a pool of ``pool_bytes`` per rank holds, in the engine's own units.
-
-    Attributes:
-        block_tokens: Tokens of one attention block or page.
-        bytes_per_block: Per rank, all layers that share the block.
-        blocks: Whole blocks in the pool.
-        printed_tokens: The engine's start-up log line, to the token.
-        printed_concurrency: Likewise, e.g. 2.31 ("Maximum concurrency ... 2.31x").
-        max_num_seqs: The largest setting with which the engine starts (``None``: no such bound).
-        hit_granularity_tokens: Prefix-cache hits come in multiples of this.
-        notes: Sentences that explain the numbers.
-        findings: What would stop the engine, or bite later.
-    """
+    """What a pool of ``pool_bytes`` per rank holds, in the engine's own units."""
 
     @property
-    def engine(self) -> str: ...
+    def engine(self) -> str:
+        """Name of the engine."""
+        ...
+
     @property
-    def pool_bytes(self) -> int: ...
+    def pool_bytes(self) -> int:
+        """Bytes of the pool, per rank."""
+        ...
+
     @property
-    def block_tokens(self) -> int: ...
+    def block_tokens(self) -> int:
+        """Tokens of one attention block or page."""
+        ...
+
     @property
-    def bytes_per_block(self) -> int: ...
+    def bytes_per_block(self) -> int:
+        """Per rank, all layers that share the block."""
+        ...
+
     @property
-    def blocks(self) -> int: ...
+    def blocks(self) -> int:
+        """Whole blocks in the pool."""
+        ...
+
     @property
-    def printed_tokens(self) -> int: ...
+    def printed_tokens(self) -> int:
+        """The engine's start-up log line, to the token."""
+        ...
+
     @property
-    def printed_concurrency(self) -> float: ...
+    def printed_concurrency(self) -> float:
+        """Likewise, e.g. 2.31 ("Maximum concurrency ... 2.31x")."""
+        ...
+
     @property
-    def max_num_seqs(self) -> int | None: ...
+    def max_num_seqs(self) -> int | None:
+        """The largest setting with which the engine starts; ``None``: no such bound."""
+        ...
+
     @property
-    def hit_granularity_tokens(self) -> int: ...
+    def hit_granularity_tokens(self) -> int:
+        """Prefix-cache hits come in multiples of this."""
+        ...
+
     @property
-    def notes(self) -> Sequence[str]: ...
+    def notes(self) -> Sequence[str]:
+        """Sentences that explain the numbers."""
+        ...
+
     @property
-    def findings(self) -> Sequence[Finding]: ...
+    def findings(self) -> Sequence[Finding]:
+        """What would stop the engine, or bite later."""
+        ...
 
     def bytes_per_request(self, context_tokens: int) -> int:
         """Bytes per rank that one live request of this length occupies, block rounding included."""
