@@ -1,1 +1,1 @@
-"""What a machine is, in numbers: catalogue, detection and measured ceilings."""
+"""What a machine is, in numbers: a catalogue of GPUs, this machine, and measured ceilings."""
