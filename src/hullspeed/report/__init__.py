@@ -1,1 +1,1 @@
-"""Tables, bars and the self-contained HTML report."""
+"""Reports: described once as blocks, drawn in the terminal and as one self-contained HTML page."""

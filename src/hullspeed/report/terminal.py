@@ -1,0 +1,159 @@
+"""Terminal: a report drawn with rich; plain text where colour is off."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from hullspeed.findings import Finding, Severity
+from hullspeed.memory.budget import MemoryStack, Term
+from hullspeed.report.blocks import (
+    Block,
+    Code,
+    Comparison,
+    Findings,
+    MemoryBar,
+    Paragraph,
+    Percentiles,
+    Report,
+    Section,
+    Table,
+    number,
+)
+from hullspeed.units import format_bytes
+
+_FILL = {Term.WEIGHTS: "█", Term.SEQUENCE_STATE: "▓", Term.RUNTIME: "▒", Term.HEADROOM: "░"}
+_COLOUR = {
+    Term.WEIGHTS: "blue",
+    Term.SEQUENCE_STATE: "green",
+    Term.RUNTIME: "yellow",
+    Term.HEADROOM: "bright_black",
+}
+_SEVERITY = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+
+
+def render(report: Report, console: Console) -> None:
+    """Print ``report`` on ``console``."""
+    console.print(Text(report.title, style="bold"))
+    console.print(Text(report.verdict, style="bold green" if report.ok else "bold red"))
+    for section in report.sections:
+        console.print()
+        console.print(section_renderable(section))
+
+
+def section_renderable(section: Section) -> RenderableType:
+    """One section as a rich renderable."""
+    parts: list[RenderableType] = [Text(section.title, style="bold underline")]
+    parts += [Padding(block_renderable(block), (0, 0, 0, 2)) for block in section.blocks]
+    return Group(*parts)
+
+
+def block_renderable(block: Block) -> RenderableType:
+    """One block as a rich renderable."""
+    match block:
+        case Paragraph(text):
+            return Text(text)
+        case Code(text):
+            return Text(text, style="cyan", no_wrap=True, overflow="ignore")
+        case Table():
+            return _table(block)
+        case MemoryBar(stack):
+            return memory_bar(stack)
+        case Percentiles():
+            return _percentiles(block)
+        case Comparison():
+            return _comparison(block)
+        case Findings(findings):
+            return Group(*[_finding(finding) for finding in findings])
+
+
+def memory_bar(stack: MemoryStack, width: int = 64) -> RenderableType:
+    """The stack as a bar of ``width`` cells and a line for each item."""
+    bar = Text()
+    for term, cells in _cells(stack, width):
+        bar.append(_FILL[term] * cells, style=_COLOUR[term])
+    bar.append(f"  {format_bytes(stack.total_bytes)}")
+    lines = RichTable(box=None, show_header=False, pad_edge=False)
+    lines.add_column()
+    lines.add_column(justify="right", no_wrap=True)
+    lines.add_column(style="dim", overflow="fold")
+    for item in stack.items:
+        name = Text(f"{_FILL[item.term]} ", style=_COLOUR[item.term])
+        name.append(f"{item.term}: {item.name}", style="default")
+        span = ""
+        if item.interval is not None:
+            span = f"{format_bytes(item.low)} to {format_bytes(item.high)}; "
+        lines.add_row(name, format_bytes(item.bytes), span + item.source)
+    if stack.free_bytes > 0:
+        lines.add_row("  not claimed", format_bytes(stack.free_bytes), "")
+    return Group(bar, lines)
+
+
+def _cells(stack: MemoryStack, width: int) -> list[tuple[Term, int]]:
+    """Cells of each term: no term that holds anything vanishes, and none runs past the bar."""
+    cells, used = [], 0
+    for term in Term:
+        share = stack.bytes_of(term) / stack.total_bytes
+        n = max(1, round(share * width)) if share > 0 else 0
+        n = min(n, width - used)
+        cells.append((term, n))
+        used += n
+    return cells
+
+
+def _table(block: Table) -> RenderableType:
+    table = RichTable(box=None, pad_edge=False, header_style="dim", title=block.caption or None,
+                      title_justify="left", title_style="italic")  # fmt: skip
+    for i, name in enumerate(block.header):
+        table.add_column(name, justify="left" if i < block.text_columns else "right")
+    for row in block.rows:
+        table.add_row(*[Text(cell) for cell in row])
+    return table
+
+
+def _percentiles(block: Percentiles) -> RenderableType:
+    labels = list(dict.fromkeys(label for values in block.series.values() for label in values))
+    top = max((v for s in block.series.values() for v in s.values()), default=0.0)
+    table = RichTable(box=None, pad_edge=False, header_style="dim", title=block.caption or None,
+                      title_justify="left", title_style="italic")  # fmt: skip
+    table.add_column("")
+    for label in labels:
+        table.add_column(f"{label} {block.unit}", justify="right")
+    table.add_column(f"p50 of {number(top)} {block.unit}" if top else "")
+    for name, values in block.series.items():
+        cells = [number(values[label]) if label in values else "-" for label in labels]
+        first = values.get("p50", next(iter(values.values()), 0.0))
+        bar = "█" * math.ceil(20 * first / top) if top > 0 else ""
+        table.add_row(Text(name), *cells, Text(bar, style="blue"))
+    return table
+
+
+def _comparison(block: Comparison) -> RenderableType:
+    table = RichTable(box=None, pad_edge=False, header_style="dim", title=block.caption or None,
+                      title_justify="left", title_style="italic")  # fmt: skip
+    for i, name in enumerate(("", "predicted", "interval", "measured", "error")):
+        table.add_column(name, justify="right" if i else "left")
+    for row in block.rows:
+        error = "-" if row.error is None else f"{row.error:+.0%}"
+        style = {True: "green", False: "red", None: "dim"}[row.inside]
+        table.add_row(
+            Text(f"{row.name} ({row.unit})"),
+            number(row.predicted),
+            f"{number(row.low)} to {number(row.high)}",
+            "-" if row.measured is None else number(row.measured),
+            Text(error, style=style),
+        )
+    return table
+
+
+def _finding(finding: Finding) -> RenderableType:
+    text = Text(f"{finding.code} {finding.severity}: ", style=_SEVERITY[finding.severity])
+    text.append(finding.what, style="default")
+    for label, value in (("why", finding.why), ("fix", finding.fix)):
+        if value:
+            text.append(f"\n    {label}: {value}", style="dim" if label == "why" else "default")
+    return text
