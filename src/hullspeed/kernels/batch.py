@@ -1,0 +1,103 @@
+"""Batch: the tokens of one step, packed, and where their keys and values live. Plain numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hullspeed.errors import EngineError
+
+
+class SpanInput(NamedTuple):
+    """``tokens`` of one sequence at positions ``start .. start + len(tokens)``.
+
+    Attributes:
+        pages: The sequence's pages in order; they cover position ``start + len(tokens) - 1``.
+        sample: Give the logits of the last token.
+    """
+
+    tokens: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """T tokens of S spans, span after span. A span sees its sequence's earlier tokens and itself.
+
+    Attributes:
+        tokens: int64 ``[T]``.
+        positions: int32 ``[T]``.
+        span_starts: int32 ``[S + 1]``: span s is rows ``span_starts[s] : span_starts[s + 1]``.
+        page_table: int32 ``[S, P]``: page ``page_table[s, p]`` holds positions
+            ``p * page_tokens ..`` of span s; the tail of a row is padding.
+        logits_rows: int64 ``[R]``: rows whose logits are wanted, ascending.
+    """
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int32]
+    span_starts: NDArray[np.int32]
+    page_table: NDArray[np.int32]
+    logits_rows: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, spans: Sequence[SpanInput]) -> Batch:
+        """Pack ``spans``; the logits rows follow the order of the sampled spans."""
+        lengths = [len(span.tokens) for span in spans]
+        starts = np.zeros(len(spans) + 1, np.int32)
+        np.cumsum(lengths, out=starts[1:])
+        table = np.zeros((len(spans), max((len(s.pages) for s in spans), default=0)), np.int32)
+        tokens = np.empty(starts[-1], np.int64)
+        positions = np.empty(starts[-1], np.int32)
+        for i, span in enumerate(spans):
+            begin, end = starts[i], starts[i + 1]
+            tokens[begin:end] = span.tokens
+            positions[begin:end] = np.arange(span.start, span.start + lengths[i])
+            table[i, : len(span.pages)] = span.pages
+        rows = [int(starts[i + 1]) - 1 for i, span in enumerate(spans) if span.sample]
+        return cls(
+            tokens=tokens,
+            positions=positions,
+            span_starts=starts,
+            page_table=table,
+            logits_rows=np.asarray(rows, np.int64),
+        )
+
+    def check(self, *, vocab: int, n_pages: int, page_tokens: int, context_tokens: int) -> None:
+        """Kernels index memory with these numbers unchecked, so they are checked here.
+
+        Raises:
+            EngineError: if a token, page, position, span or row is out of bounds.
+        """
+        n_tokens = len(self.tokens)
+        starts = self.span_starts
+        lengths = np.diff(starts)
+        if starts[0] != 0 or starts[-1] != n_tokens or (lengths < 1).any():
+            raise _bad("spans do not cover the tokens, each with at least one", starts.tolist())
+        if len(self.positions) != n_tokens or len(self.page_table) != len(lengths):
+            raise _bad("positions or page table of another size", self.page_table.shape)
+        _within("token id", self.tokens, vocab)
+        _within("position", self.positions, context_tokens)
+        _within("logits row", self.logits_rows, n_tokens)
+        last = self.positions[starts[1:] - 1]
+        if not (last - self.positions[starts[:-1]] == lengths - 1).all():
+            raise _bad("positions of a span do not follow each other", self.positions.tolist())
+        if int(last.max()) >= self.page_table.shape[1] * page_tokens:
+            raise _bad("a position lies beyond the page table", int(last.max()))
+        used = np.arange(self.page_table.shape[1]) <= (last // page_tokens)[:, None]
+        _within("page", self.page_table[used], n_pages)
+
+
+def _within(what: str, values: NDArray[np.integer], bound: int) -> None:
+    if len(values) and (int(values.min()) < 0 or int(values.max()) >= bound):
+        seen = (int(values.min()), int(values.max()))
+        raise _bad(f"a {what} is outside 0 .. {bound - 1}", seen)
+
+
+def _bad(what: str, seen: object) -> EngineError:
+    return EngineError(f"batch: {what}", seen=seen, fix="this is a fault of the engine; report it")

@@ -1,0 +1,44 @@
+"""Pick a back end by name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from hullspeed.errors import BrokenStackError, UsageError
+from hullspeed.kernels.base import Kernels
+
+KernelsName = Literal["cpu", "ref"]
+
+
+def load_kernels(
+    name: KernelsName, *, weight_dtype: str = "fp16", threads: int = 1
+) -> Kernels[Any]:
+    """The back end ``name``.
+
+    Args:
+        weight_dtype: ``"fp16"`` or ``"fp32"``, how linear weights are held (``ref``: always fp32).
+        threads: Compute threads of this process from now on.
+
+    Raises:
+        UsageError: for a name or type there is not.
+        BrokenStackError: if a package that the back end needs is missing.
+    """
+    if weight_dtype not in ("fp16", "fp32"):
+        raise UsageError("unknown weight type", seen=weight_dtype, fix="use fp16 or fp32")
+    if threads < 1:
+        raise UsageError("threads must be at least 1", seen=threads)
+    if name == "ref":
+        from hullspeed.kernels.ref import RefKernels  # noqa: PLC0415
+
+        return RefKernels()
+    if name != "cpu":
+        raise UsageError("unknown kernels", seen=name, fix="use cpu or ref")
+    try:
+        from hullspeed.kernels.cpu.backend import CpuKernels  # noqa: PLC0415
+    except ImportError as error:
+        raise BrokenStackError(
+            "the CPU kernels need a package that is not there",
+            seen=error.name,
+            fix="pip install 'hullspeed[engine]'",
+        ) from error
+    return CpuKernels(weight_dtype=weight_dtype, threads=threads)

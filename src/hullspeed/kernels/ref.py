@@ -1,0 +1,140 @@
+"""RefKernels: the contract in plain torch, written to be read. Slow; the other back ends are
+tested against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from hullspeed.kernels.base import (
+    AttentionShape,
+    HeadNorms,
+    KvPages,
+    Linear,
+    RotaryTable,
+)
+from hullspeed.kernels.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class RefPlan:
+    """The batch and its tensors."""
+
+    batch: Batch
+    tokens: Tensor
+    positions: Tensor
+    logits_rows: Tensor
+
+
+class RefKernels:
+    """Plain torch on the CPU, float32 throughout."""
+
+    name: ClassVar[str] = "ref"
+    device = torch.device("cpu")
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """The weight as it is."""
+        return lambda x: F.linear(x, weight, bias)
+
+    def table(self, weight: Tensor) -> Tensor:
+        """The weight as it is."""
+        return weight
+
+    def allocate_kv(self, shape: AttentionShape, n_pages: int, page_tokens: int) -> KvPages:
+        """Zeros."""
+        g, d = shape.kv_heads, shape.head_dim
+        keys = torch.zeros(n_pages, g, d, page_tokens)
+        return KvPages(keys, torch.zeros(n_pages, g, page_tokens, d))
+
+    def plan(self, batch: Batch) -> RefPlan:
+        """Tensors of the batch."""
+        return RefPlan(
+            batch,
+            torch.from_numpy(batch.tokens),
+            torch.from_numpy(batch.positions).long(),
+            torch.from_numpy(batch.logits_rows),
+        )
+
+    def embed(self, table: Tensor, tokens: Tensor) -> Tensor:
+        """Look the rows up."""
+        return F.embedding(tokens, table)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, delta: Tensor | None) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        if delta is not None:
+            x += delta
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        plan: RefPlan,
+        shape: AttentionShape,
+        rotary: RotaryTable,
+        norms: HeadNorms | None,
+        kv: KvPages,
+    ) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        heads = qkv.view(len(qkv), -1, shape.head_dim)
+        q, k, v = heads.split([shape.q_heads, shape.kv_heads, shape.kv_heads], dim=1)
+        if norms is not None:
+            q = F.rms_norm(q, (shape.head_dim,), norms.q_weight, norms.eps)
+            k = F.rms_norm(k, (shape.head_dim,), norms.k_weight, norms.eps)
+        q = _rotate(q, plan.positions, rotary)
+        k = _rotate(k, plan.positions, rotary)
+        starts = plan.batch.span_starts
+        for s in range(len(starts) - 1):
+            rows = slice(int(starts[s]), int(starts[s + 1]))
+            at = plan.positions[rows]
+            page = torch.from_numpy(plan.batch.page_table[s]).long()[at // kv.page_tokens]
+            kv.keys[page, :, :, at % kv.page_tokens] = k[rows]
+            kv.values[page, :, at % kv.page_tokens] = v[rows]
+        return q.contiguous()
+
+    def attend(self, q: Tensor, plan: RefPlan, shape: AttentionShape, kv: KvPages) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        out = torch.empty_like(q)
+        starts = plan.batch.span_starts
+        for s in range(len(starts) - 1):
+            rows = slice(int(starts[s]), int(starts[s + 1]))
+            at = plan.positions[rows]
+            context = int(at[-1]) + 1
+            n_pages = -(-context // kv.page_tokens)
+            pages = torch.from_numpy(plan.batch.page_table[s, :n_pages]).long()
+            k = kv.keys[pages].permute(1, 0, 3, 2).flatten(1, 2)[:, :context]  # [G, context, D]
+            v = kv.values[pages].transpose(0, 1).flatten(1, 2)[:, :context]
+            seen = torch.arange(context)[None] <= at[:, None]
+            if shape.window_tokens:
+                seen &= torch.arange(context)[None] > at[:, None] - shape.window_tokens
+            mixed = F.scaled_dot_product_attention(
+                q[rows].transpose(0, 1), k, v, attn_mask=seen, scale=shape.scale, enable_gqa=True
+            )
+            out[rows] = mixed.transpose(0, 1)
+        return out.flatten(1)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def copy_pages(
+        self, layers: Sequence[KvPages], sources: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        for layer in layers:
+            for source, target in zip(sources, targets, strict=True):
+                layer.keys[target] = layer.keys[source]
+                layer.values[target] = layer.values[source]
+
+
+def _rotate(x: Tensor, positions: Tensor, rotary: RotaryTable) -> Tensor:
+    half = rotary.cos.shape[1]
+    cos, sin = rotary.cos[positions][:, None], rotary.sin[positions][:, None]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
