@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -105,7 +106,7 @@ def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
 
 def _types(metadata: Mapping[str, object], n_tokens: int) -> list[int]:
     value = metadata.get("tokenizer.ggml.token_type")
-    types = [1] * n_tokens if value is None else list(value)  # type: ignore[call-overload]
+    types: list[int] = [1] * n_tokens if value is None else np.asarray(value).tolist()
     if len(types) != n_tokens:
         raise CorruptFileError(
             f"the vocabulary has {n_tokens} tokens but another number of token types",
