@@ -12,6 +12,7 @@ HullspeedError                    something the caller can act on
 ├── CapacityError                 correct, but it does not fit in the memory there is (exit 1)
 ├── BrokenStackError              driver, runtime or package missing or mismatched (exit 3)
 └── EngineError                   the engine stopped; requests in flight failed (HTTP 503)
+    └── IntegrityError            our own bookkeeping contradicts itself: a bug, never input
 """
 
 from __future__ import annotations
@@ -115,3 +116,7 @@ class EngineError(HullspeedError):
 
     exit_code = 3
     http_status = 503
+
+
+class IntegrityError(EngineError):
+    """Our own bookkeeping contradicts itself: a bug, never input."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -23,8 +23,8 @@ class Match:
             ends inside a page, that last page must be copied before anyone writes to it.
         state_slot: State at exactly ``n_tokens``, for models that have one.
         node: Where the match ends; hold it with ``lock`` while its pages are in use.
-        junction: A deeper position at which another request's prompt parted from this one, not
-            resident with a state: worth a checkpoint now.
+        resident_tokens: Tokens whose KV is resident: more than ``n_tokens`` where a state is missing
+            or a page is not whole.
     """
 
     n_tokens: int = 0
@@ -32,14 +32,12 @@ class Match:
     shared_pages: int = 0
     state_slot: int | None = None
     node: CacheNode = None
-    junction: int | None = None
+    resident_tokens: int = 0
 
 
 class CacheStats(NamedTuple):
     """Counters since start, in tokens, and what is resident now."""
 
-    queried_tokens: int
-    hit_tokens: int
     inserted_tokens: int
     evicted_tokens: int
     resident_tokens: int
@@ -51,12 +49,23 @@ class PrefixCache(Protocol):
 
     The cache owns one reference on each page it holds; sequences own their own. ``evict`` frees
     only what nobody has locked.
+
+    Attributes:
+        version: Changes whenever something was inserted: a match made before may be too short.
     """
 
-    def match(self, tokens: Seq[int], salt: bytes, *, limit: int, now_s: float) -> Match:
+    version: int
+
+    def match(self, tokens: list[int], salt: bytes, *, limit: int, now_s: float) -> Match:
         """The longest cached prefix of ``tokens[:limit]`` under ``salt``; marks it used.
 
         Takes no references; the match is valid until the next ``insert`` or ``evict``.
+        """
+        ...
+
+    def junction(self, tokens: list[int], salt: bytes, *, limit: int, match: Match) -> int | None:
+        """A place beyond ``match`` where an earlier prompt parted from this one and where no state
+        was saved: worth a checkpoint. Call it once a request: it remembers the prompt as seen.
         """
         ...
 
@@ -78,12 +87,16 @@ class PrefixCache(Protocol):
         """
         ...
 
-    def evict(self, n_pages: int, *, now_s: float) -> int:
+    def state_at(self, node: CacheNode) -> int | None:
+        """The state slot at ``node``, which the cache owns."""
+        ...
+
+    def evict(self, n_pages: int) -> int:
         """Free at least ``n_pages`` pages if unlocked content allows; returns how many it freed."""
         ...
 
-    def evictable_pages(self) -> int:
-        """How many pages ``evict`` could free now."""
+    def evict_states(self, n_slots: int) -> int:
+        """Free at least ``n_slots`` state slots if unlocked content allows; returns how many."""
         ...
 
     def clear(self) -> None:
@@ -94,8 +107,12 @@ class PrefixCache(Protocol):
         """Counters and residency."""
         ...
 
-    def page_owners(self) -> dict[int, int]:
-        """References the cache holds, by page: what ``check_integrity`` of the pool compares."""
+    def page_owners(self) -> Counter[int]:
+        """References the cache holds, by page: what ``Pool.check_integrity`` compares."""
+        ...
+
+    def state_owners(self) -> Counter[int]:
+        """References the cache holds, by state slot."""
         ...
 
     def check_integrity(self) -> None:

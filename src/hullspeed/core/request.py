@@ -63,7 +63,12 @@ class Sequence:
         tokens: Prompt and output so far.
         computed: How many of ``tokens`` have their KV (and state) in memory.
         pages: Page table: page ``i`` holds tokens ``[i * page_tokens, (i + 1) * page_tokens)``.
-        state_slot: Slot of the live recurrent state; ``None`` for models without, or before start.
+        state_slot: Slot of the recurrent state at ``computed``; ``None`` for models without, or
+            before start.
+        owns_state: Whether the sequence may write ``state_slot``; else it is the cache's.
+        next_slot: Slot that the step in flight writes, until it is committed.
+        checkpoints: Positions, in order, at which a chunk ends and the state goes to the cache.
+        match_version: Version of the cache that was last searched for this sequence.
         node: Deepest prefix-cache node this sequence holds a lock on.
         cached_tokens: Prompt tokens served from the cache at first admission (what usage reports).
         preemptions: How often its memory was taken away.
@@ -74,6 +79,10 @@ class Sequence:
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     state_slot: int | None = None
+    owns_state: bool = False
+    next_slot: int | None = None
+    checkpoints: list[int] = field(default_factory=list)
+    match_version: int = -1
     node: CacheNode | None = None
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None

@@ -1,0 +1,70 @@
+"""NoCache: a prefix cache that remembers nothing, for measuring what the others bring."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hullspeed.core.pages import StatePool
+from hullspeed.core.prefix import CacheNode, CacheStats, Match
+from hullspeed.core.request import Sequence
+
+
+class NoCache:
+    """Implements :class:`~hullspeed.core.prefix.PrefixCache`."""
+
+    version = 0
+
+    def __init__(self, states: StatePool) -> None:
+        self._states = states
+
+    def match(self, tokens: list[int], salt: bytes, *, limit: int, now_s: float) -> Match:
+        """Nothing."""
+        return Match()
+
+    def junction(self, tokens: list[int], salt: bytes, *, limit: int, match: Match) -> int | None:
+        """None."""
+        return None
+
+    def lock(self, node: CacheNode) -> None:
+        """Nothing to keep."""
+
+    def unlock(self, node: CacheNode) -> None:
+        """Nothing was kept."""
+
+    def insert(
+        self, sequence: Sequence, n_tokens: int, *, now_s: float, state_slot: int | None = None
+    ) -> CacheNode:
+        """Forget at once."""
+        if state_slot is not None:
+            self._states.release([state_slot])
+        return None
+
+    def state_at(self, node: CacheNode) -> int | None:
+        """None."""
+        return None
+
+    def evict(self, n_pages: int) -> int:
+        """0."""
+        return 0
+
+    def evict_states(self, n_slots: int) -> int:
+        """0."""
+        return 0
+
+    def clear(self) -> None:
+        """Nothing to forget."""
+
+    def stats(self) -> CacheStats:
+        """All zero."""
+        return CacheStats(0, 0, 0, 0)
+
+    def page_owners(self) -> Counter[int]:
+        """None."""
+        return Counter()
+
+    def state_owners(self) -> Counter[int]:
+        """None."""
+        return Counter()
+
+    def check_integrity(self) -> None:
+        """Always whole."""

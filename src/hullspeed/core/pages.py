@@ -1,0 +1,92 @@
+"""PagePool and StatePool: who owns which page of KV and which slot of recurrent state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hullspeed.errors import IntegrityError
+
+
+class Pool:
+    """Numbered, reference-counted pieces of memory.
+
+    A piece is free when its count is 0. The count equals the number of owners: page tables and
+    cache nodes that hold it. The pool hands out numbers; the memory itself is the executor's.
+    """
+
+    def __init__(self, size: int, noun: str) -> None:
+        self.size = size
+        self._noun = noun
+        self._refs = [0] * size
+        # Popped from the end: low numbers first, recently freed (cache-warm) ones again.
+        self._free = list(range(size - 1, -1, -1))
+
+    @property
+    def n_free(self) -> int:
+        """Pieces without an owner."""
+        return len(self._free)
+
+    def take(self, n: int) -> list[int]:
+        """``n`` free pieces, each with one owner: the caller, who made sure that they exist."""
+        if n > len(self._free):
+            raise IntegrityError(f"took {n} {self._noun}s of {len(self._free)} free")
+        taken = [self._free.pop() for _ in range(n)]
+        for piece in taken:
+            self._refs[piece] = 1
+        return taken
+
+    def share(self, pieces: Iterable[int]) -> None:
+        """One more owner for each of ``pieces``."""
+        for piece in pieces:
+            if self._refs[piece] == 0:
+                raise IntegrityError(f"shared free {self._noun} {piece}")
+            self._refs[piece] += 1
+
+    def release(self, pieces: Iterable[int]) -> int:
+        """One owner less for each of ``pieces``; returns how many became free."""
+        freed = 0
+        for piece in pieces:
+            count = self._refs[piece] - 1
+            if count < 0:
+                raise IntegrityError(f"released free {self._noun} {piece}")
+            self._refs[piece] = count
+            if count == 0:
+                self._free.append(piece)
+                freed += 1
+        return freed
+
+    def owners(self, piece: int) -> int:
+        """Number of owners of ``piece``."""
+        return self._refs[piece]
+
+    def check_integrity(self, owners: Mapping[int, int]) -> None:
+        """Raise :class:`IntegrityError` unless counts equal ``owners`` and free + owned = all."""
+        for piece, count in enumerate(self._refs):
+            if count != owners.get(piece, 0):
+                raise IntegrityError(
+                    f"{self._noun} {piece} counts {count} owners, {owners.get(piece, 0)} found"
+                )
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise IntegrityError(f"a {self._noun} is free twice")
+        if any(self._refs[piece] for piece in free) or len(free) != self._refs.count(0):
+            raise IntegrityError(f"free {self._noun}s and unowned {self._noun}s differ")
+
+
+class PagePool(Pool):
+    """Pages of KV, ``page_tokens`` tokens each."""
+
+    def __init__(self, n_pages: int, page_tokens: int) -> None:
+        super().__init__(n_pages, "page")
+        self.page_tokens = page_tokens
+
+    def pages_for(self, n_tokens: int) -> int:
+        """Pages that ``n_tokens`` tokens start."""
+        return -(-n_tokens // self.page_tokens)
+
+
+class StatePool(Pool):
+    """Slots of recurrent state; none for models that keep only KV."""
+
+    def __init__(self, n_slots: int) -> None:
+        super().__init__(n_slots, "state slot")
