@@ -1,0 +1,122 @@
+"""EngineProfile: the rules of one engine at one version, read from ``profiles/<engine>.toml``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from hullspeed.errors import UsageError
+
+Version = tuple[int, int, int]
+_VERSION = re.compile(r"^[v~]?(\d+)\.(\d+)(?:\.(\d+))?(?P<tail>.*)$")
+
+
+def parse_version(text: str) -> Version:
+    """``"0.26.1rc1.dev608+g99a1"`` as ``(0, 26, 1)``.
+
+    Raises:
+        UsageError: when it does not start with two numbers.
+    """
+    match = _VERSION.match(text.strip())
+    if match is None:
+        raise UsageError("not an engine version", seen=text, fix="write it as 0.33.0")
+    return int(match[1]), int(match[2]), int(match[3] or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """What holds for one engine at one version.
+
+    Attributes:
+        version: The version asked for.
+        extrapolated: ``version`` lies outside the range whose rules were checked.
+    """
+
+    engine: str
+    version: Version
+    checked: tuple[Version, Version]
+    checked_source: str
+    extrapolated: bool
+    table: Mapping[str, Any]
+
+    def rule(self, name: str) -> Any:
+        """Value of a rule at this version.
+
+        Raises:
+            KeyError: a rule that the profile does not have (a programming error).
+        """
+        return self._row(name)["value"]
+
+    def source(self, name: str) -> str:
+        """Where the rule was seen."""
+        return str(self._row(name)["source"])
+
+    def _row(self, name: str) -> Mapping[str, Any]:
+        rows = [row for row in self.table["rule"] if row["name"] == name]
+        valid = [row for row in rows if parse_version(row["since"]) <= self.version]
+        if not rows:
+            raise KeyError(name)
+        return max(valid or rows[:1], key=lambda row: parse_version(row["since"]))
+
+    def number(self, name: str) -> float:
+        """A measured constant of the ``[overhead]`` table."""
+        return float(self.table["overhead"][name])
+
+    def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """A list table, e.g. ``gpu_class``."""
+        rows: Sequence[Mapping[str, Any]] = self.table[name]
+        return rows
+
+    @property
+    def range_text(self) -> str:
+        """The checked range in words."""
+        first, last = self.checked
+        return f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
+
+
+@cache
+def _table(engine: str) -> Mapping[str, Any]:
+    path = files("hullspeed.memory.profiles") / f"{engine}.toml"
+    if not path.is_file():
+        raise UsageError(
+            "no memory profile for this engine",
+            seen=engine,
+            fix="use vllm, sglang, trtllm, transformers or hullspeed",
+        )
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def engine_profile(
+    engine: str, version: str | None = None, *, extrapolate: bool = False
+) -> EngineProfile:
+    """The profile of ``engine`` at ``version`` (the newest checked one when ``None``).
+
+    A version newer than the range is taken with the newest rules and marked extrapolated; an older
+    one is refused unless ``extrapolate``: its planner worked differently.
+
+    Raises:
+        UsageError: unknown engine, unreadable version, or older than the checked range.
+    """
+    table = _table(engine)
+    checked = table["checked"]
+    first, last = parse_version(checked["first"]), parse_version(checked["last"])
+    wanted = last if version is None else parse_version(version)
+    if wanted < first and not extrapolate:
+        raise UsageError(
+            f"{engine} {version} is older than the versions whose memory rules were checked",
+            seen=version,
+            fix=f"the checked range is {checked['first']} to {last[0]}.{last[1]}",
+        )
+    return EngineProfile(
+        engine=engine,
+        version=wanted,
+        checked=(first, last),
+        checked_source=str(checked["source"]),
+        extrapolated=not first <= wanted <= last,
+        table=table,
+    )
