@@ -43,10 +43,14 @@ def philox4x32(counter: Words, key: Words) -> Words:
     return np.stack([c0, c1, c2, c3], axis=1)
 
 
-def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """One number in [0, 1) with 53 random bits for each (seed, position)."""
+def uniforms(
+    seeds: NDArray[np.uint64], positions: NDArray[np.uint64], attempt: int = 0
+) -> NDArray[np.float64]:
+    """One number in [0, 1) with 53 random bits for each (seed, position, attempt)."""
     zeros = np.zeros_like(positions)
-    counter = np.stack([positions & _LOW, positions >> _32, zeros, zeros], axis=1)
+    counter = np.stack(
+        [positions & _LOW, positions >> _32, np.full_like(positions, attempt), zeros], axis=1
+    )
     words = philox4x32(counter, np.stack([seeds & _LOW, seeds >> _32], axis=1))
     bits = (words[:, 0] << np.uint64(21)) | (words[:, 1] >> np.uint64(11))
     return bits.astype(np.float64) * 2.0**-53

@@ -11,7 +11,7 @@ batch: its random number is computed from (seed, position).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +27,13 @@ from hullspeed.runtime.token_counts import TokenCounts
 # Below this, logits / temperature loses the order of close logits; it is greedy in all but name.
 _GREEDY_TEMPERATURE = 1e-5
 
-# Rows are first looked at through this many likeliest tokens; a row's level depends on it alone.
+# Top-k rows are cut to the first of these that is enough; a row's cut depends on it alone.
 _CANDIDATES = (64, 1024)
+
+# Rows worked on together: their probabilities stay in a core's cache.
+_CHUNK_ROWS = 8
+
+_BLOCK = 1024
 
 _NOT_FINITE = "the model gave logits that are not numbers"
 _NOTHING_LEFT = "no token is allowed: every logit is minus infinity"
@@ -58,7 +63,7 @@ class Sampler:
             sequences: R sequences whose ``tokens`` are all known tokens so far.
         """
         states = [self._state(sequence) for sequence in sequences]
-        best, tokens = logits.max(dim=1)  # NaN wins a max: one look finds it
+        best, tokens = row_max(logits)  # NaN wins a max: one look finds it
         errors = _row_errors(best, _NOT_FINITE)
         changed = [
             i
@@ -67,16 +72,15 @@ class Sampler:
         ]
         if changed:
             self._change(logits, changed, states, sequences)
-            best[changed], tokens[changed] = logits[changed].max(dim=1)
+            best[changed], tokens[changed] = row_max(_rows(logits, changed))
             errors.update(_row_errors(best, _NOTHING_LEFT, changed))
         good = [i for i in range(len(states)) if i not in errors]
         reports = _logprob_rows([i for i in good if states[i].logprobs is not None], logits, states)
         chosen = tokens.tolist()
         random_rows = [i for i in good if not states[i].greedy]
-        if random_rows:
-            drawn = _draw(logits, best, random_rows, states, sequences)
-            for i, token in zip(random_rows, drawn, strict=True):
-                chosen[i] = token
+        drawn = _draw(logits, best, random_rows, states, sequences)
+        for i, token in zip(random_rows, drawn, strict=True):
+            chosen[i] = token
         return [
             Sampled(-1, error=errors[i]) if i in errors else _result(token, i, logits, reports)
             for i, token in enumerate(chosen)
@@ -182,11 +186,7 @@ class _State:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < _GREEDY_TEMPERATURE
-
-    @property
-    def filters(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1.0
+        return self.temperature < _GREEDY_TEMPERATURE or self.top_k == 1
 
     @property
     def counts_output(self) -> bool:
@@ -233,15 +233,16 @@ def _result(token: int, row: int, logits: Tensor, reports: dict[int, _Report]) -
 def _logprob_rows(rows: list[int], logits: Tensor, states: Sequence[_State]) -> dict[int, _Report]:
     if not rows:
         return {}
-    wanted = logits[rows]
-    sums: list[float] = torch.logsumexp(wanted, dim=1).tolist()
-    most = max(states[i].logprobs or 0 for i in rows)
-    values, ids = (t.tolist() for t in wanted.topk(most, dim=1)) if most else ([], [])
     reports = {}
-    for at, row in enumerate(rows):
-        n = states[row].logprobs or 0
-        top = zip(ids[at][:n], values[at][:n], strict=True) if n else ()
-        reports[row] = _Report(sums[at], tuple(TokenLogprob(t, v - sums[at]) for t, v in top))
+    for part in _batched(rows, _CHUNK_ROWS):
+        wanted = logits[part]
+        sums: list[float] = torch.logsumexp(wanted, dim=1).tolist()
+        most = max(states[i].logprobs or 0 for i in part)
+        values, ids = (t.tolist() for t in wanted.topk(most, dim=1))
+        for row, log_sum, row_values, row_ids in zip(part, sums, values, ids, strict=True):
+            n = states[row].logprobs or 0
+            top = zip(row_ids[:n], row_values[:n], strict=True)
+            reports[row] = _Report(log_sum, tuple(TokenLogprob(t, v - log_sum) for t, v in top))
     return reports
 
 
@@ -252,77 +253,156 @@ def _draw(
     states: Sequence[_State],
     sequences: Sequence[RunningSequence],
 ) -> list[int]:
-    """One token for each of ``rows``, by inverse transform of the row's own random number."""
-    picked = [states[i] for i in rows]
-    seeds = np.asarray([state.seed for state in picked], np.uint64)
-    positions = np.asarray([sequences[i].output_tokens for i in rows], np.uint64)
-    draws = torch.from_numpy(uniforms(seeds, positions)).to(logits.device)
-    # Unnormalised log-probabilities with the likeliest at 0: exp cannot overflow.
-    scores = logits[rows]
-    scores -= best[rows, None]
-    scores /= torch.tensor([s.temperature for s in picked], device=logits.device)[:, None]
-    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    whole = [i for i, state in enumerate(picked) if not state.filters]
-    if whole:
-        weights = scores[whole].exp_() if len(whole) < len(rows) else scores.exp_()
-        _cut_min_p(weights, [picked[i] for i in whole])
-        tokens[whole] = _invert(weights, draws[whole])
-    cut = [i for i, state in enumerate(picked) if state.filters]
-    if cut:
-        tokens[cut] = _draw_filtered(scores[cut], [picked[i] for i in cut], draws[cut])
-    drawn: list[int] = tokens.tolist()
-    return drawn
+    """One token for each of ``rows``, by inverse transform of the row's own random numbers."""
+    if not rows:
+        return []
+    stream = _Stream.of([states[i] for i in rows], [sequences[i].output_tokens for i in rows])
+    drawn: dict[int, int] = {}
+    for choose, mine in (
+        (_draw_nucleus, [at for at, i in enumerate(rows) if not states[i].top_k]),
+        (_draw_top_k, [at for at, i in enumerate(rows) if states[i].top_k]),
+    ):
+        for places in _batched(mine, _CHUNK_ROWS):
+            at = [rows[place] for place in places]
+            picked = [states[i] for i in at]
+            # Unnormalised log-probabilities with the likeliest at 0: exp cannot overflow.
+            scores = logits[at].sub_(best[at, None])
+            scores *= _column([1 / s.temperature for s in picked], scores)
+            tokens = choose(scores, picked, stream.of_rows(places)).tolist()
+            drawn.update(zip(places, tokens, strict=True))
+    return [drawn[place] for place in range(len(rows))]
 
 
-def _draw_filtered(scores: Tensor, states: list[_State], draws: Tensor) -> Tensor:
-    """Rows with top-k or top-p, through their likeliest tokens first."""
-    vocab = scores.shape[1]
-    tokens = torch.empty(len(states), dtype=torch.int64, device=scores.device)
-    totals = torch.exp(scores).sum(dim=1, dtype=torch.float64)
-    top_p = torch.tensor([s.top_p for s in states], dtype=torch.float64, device=scores.device)
+@dataclass(slots=True)
+class _Stream:
+    """The random numbers of some rows: one for each attempt at the row's position."""
+
+    seeds: NDArray[np.uint64]
+    positions: NDArray[np.uint64]
+    first: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, states: Sequence[_State], positions: Sequence[int]) -> _Stream:
+        seeds = np.asarray([state.seed for state in states], np.uint64)
+        at = np.asarray(positions, np.uint64)
+        return cls(seeds, at, uniforms(seeds, at))
+
+    def of_rows(self, rows: list[int]) -> _Stream:
+        return _Stream(self.seeds[rows], self.positions[rows], self.first[rows])
+
+    def attempt(self, number: int, rows: list[int], device: torch.device) -> Tensor:
+        if number == 0:
+            draws = self.first[rows]
+        else:
+            draws = uniforms(self.seeds[rows], self.positions[rows], number)
+        return torch.from_numpy(draws).to(device)
+
+
+def _draw_nucleus(scores: Tensor, states: Sequence[_State], stream: _Stream) -> Tensor:
+    """Top-p and min-p without sorting, by rejection.
+
+    A token is in the nucleus if the tokens likelier than it have less than ``top_p`` of the mass.
+    A token drawn outside it rules out all that are no likelier, and the row draws again; what is
+    accepted is distributed as in the nucleus. Tokens as likely as the least likely one in it are
+    in too.
+    """
+    weights = scores.exp_()
+    tokens = torch.empty(len(states), dtype=torch.int64, device=weights.device)
+    if any(state.min_p > 0 for state in states):
+        weights[weights < _column([s.min_p for s in states], weights)] = 0.0
     left = list(range(len(states)))
-    for size in (*(n for n in _CANDIDATES if n < vocab), vocab):
-        fits = [i for i in left if states[i].top_k <= size]
-        if not fits:
-            continue
-        values, ids = scores[fits].topk(size, dim=1)
-        weights = values.double().exp_()
-        top_k = torch.tensor([states[i].top_k or vocab for i in fits], device=scores.device)
-        weights[torch.arange(size, device=scores.device) >= top_k[:, None]] = 0.0
-        reached = weights.cumsum(dim=1)
-        # The mass that top-p is a share of: what top-k keeps, or everything.
-        mass = torch.where(top_k <= size, reached[:, -1], totals[fits])
-        limit = top_p[fits] * mass
-        enough = ((top_k <= size) | (reached[:, -1] >= limit) | (size == vocab)).tolist()
-        weights[(reached - weights) >= limit[:, None]] = 0.0
-        _cut_min_p(weights, [states[i] for i in fits])
-        at = [j for j, done in enumerate(enough) if done]
-        if at:
-            rows = [fits[j] for j in at]
-            picks = _invert(weights[at], draws[rows])
-            tokens[rows] = ids[at].gather(1, picks[:, None])[:, 0]
-            done_rows = set(rows)
-            left = [i for i in left if i not in done_rows]
-        if not left:
+    limits: Tensor | None = None
+    attempt = 0
+    while left:
+        sums = weights.cumsum(dim=1)
+        if limits is None:
+            limits = sums[:, -1] * _column([s.top_p for s in states], weights)[:, 0]
+        picks = _invert(sums, stream.attempt(attempt, left, weights.device))
+        tokens[left] = picks
+        # Where top_p is 1 every token is in, whatever rounding says.
+        cut = [j for j, i in enumerate(left) if states[i].top_p < 1.0]
+        if not cut:
             break
+        weights, picks, limits = _rows(weights, cut), picks[cut], limits[cut]
+        drawn = weights.gather(1, picks[:, None])
+        likelier = weights * (weights > drawn)
+        outside = (likelier.sum(dim=1) >= limits).tolist()
+        # The likeliest token has nothing above it and is always in: this ends.
+        again = [j for j, out in enumerate(outside) if out]
+        left = [left[cut[j]] for j in again]
+        weights, limits = likelier[again], limits[again]
+        attempt += 1
     return tokens
 
 
-def _cut_min_p(weights: Tensor, states: Sequence[_State]) -> None:
-    """Zero what is less likely than ``min_p`` of the likeliest, whose weight is 1."""
-    if any(state.min_p > 0 for state in states):
-        floor = torch.tensor([s.min_p for s in states], dtype=weights.dtype, device=weights.device)
-        weights[weights < floor[:, None]] = 0.0
+def _draw_top_k(scores: Tensor, states: Sequence[_State], stream: _Stream) -> Tensor:
+    """Exactly k likeliest tokens, top-p of their mass, min-p of the likeliest."""
+    vocab = scores.shape[1]
+    tokens = torch.empty(len(states), dtype=torch.int64, device=scores.device)
+    left = list(range(len(states)))
+    for size in (*(n for n in _CANDIDATES if n < vocab), vocab):
+        rows = [i for i in left if states[i].top_k <= size]
+        left = [i for i in left if states[i].top_k > size]
+        if not rows:
+            continue
+        picked = [states[i] for i in rows]
+        values, ids = scores[rows].topk(size, dim=1)
+        weights = values.exp_()
+        ranks = torch.arange(size, device=scores.device)
+        weights[ranks >= _column([s.top_k for s in picked], ranks)] = 0.0
+        before = weights.cumsum(dim=1)
+        limits = before[:, -1:] * _column([s.top_p for s in picked], weights)
+        before -= weights
+        weights[(before >= limits) & (ranks > 0)] = 0.0
+        weights[weights < _column([s.min_p for s in picked], weights)] = 0.0
+        picks = _invert(weights.cumsum(dim=1), stream.attempt(0, rows, scores.device))
+        tokens[rows] = ids.gather(1, picks[:, None])[:, 0]
+    return tokens
 
 
-def _invert(weights: Tensor, draws: Tensor) -> Tensor:
-    """Index at which the running sum of ``weights`` ``[N, M]`` passes ``draws`` of its end."""
-    sums = weights.cumsum(dim=1)
+def _invert(sums: Tensor, draws: Tensor) -> Tensor:
+    """Index at which running sums ``[N, M]`` pass ``draws`` of their end."""
     ends = sums[:, -1]
-    targets = (draws * ends).to(sums.dtype)
     # Rounding may lift a target onto the end, where there is no token.
-    targets = torch.minimum(targets, torch.nextafter(ends, torch.zeros_like(ends)))
+    targets = torch.minimum(
+        (draws * ends).to(sums.dtype), torch.nextafter(ends, torch.zeros_like(ends))
+    )
     return torch.searchsorted(sums, targets[:, None], right=True)[:, 0]
+
+
+def row_max(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest value of each row of ``[R, V]`` and where it is; NaN if a row holds one.
+
+    In two levels: the largest of each block, which vectorises, then the place in one block. An
+    order of magnitude faster than ``max(dim=1)`` on CPU.
+    """
+    n_rows, vocab = logits.shape
+    whole = vocab // _BLOCK
+    blocks = logits[:, : whole * _BLOCK].reshape(n_rows, whole, _BLOCK).amax(dim=2)
+    if vocab % _BLOCK:
+        tail = logits[:, whole * _BLOCK :].amax(dim=1, keepdim=True)
+        blocks = torch.cat([blocks, tail], dim=1)
+    best, block = blocks.max(dim=1)
+    columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)
+    columns.clamp_(max=vocab - 1)  # past the end the last value repeats: never first
+    inside = logits.gather(1, columns).argmax(dim=1)
+    return best, (block * _BLOCK + inside).clamp_(max=vocab - 1)
+
+
+def _rows(logits: Tensor, rows: list[int]) -> Tensor:
+    """Some rows as a copy, or all as they are."""
+    return logits if len(rows) == len(logits) else logits[rows]
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    """One value a row: ``[N, 1]``."""
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _batched(items: list[int], size: int) -> Iterator[list[int]]:
+    """``items`` in runs of up to ``size``."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def _row_errors(best: Tensor, what: str, rows: list[int] | None = None) -> dict[int, str]:
