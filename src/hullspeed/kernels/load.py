@@ -16,6 +16,7 @@ def load_kernels(
     """The back end ``name``.
 
     Args:
+        name: ``"cpu"`` (FBGEMM and numba) or ``"ref"`` (plain torch).
         weight_dtype: ``"fp16"`` or ``"fp32"``, how linear weights are held (``ref``: always fp32).
         threads: Compute threads of this process from now on.
 

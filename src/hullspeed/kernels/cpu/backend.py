@@ -1,0 +1,202 @@
+"""CpuKernels: the contract on this machine's CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from hullspeed.kernels.base import AttentionShape, HeadNorms, KvPages, Linear, RotaryTable
+from hullspeed.kernels.batch import Batch
+from hullspeed.kernels.cpu import attention, pages, pointwise
+from hullspeed.kernels.cpu.linear import Fp16Linear, Fp32Linear
+
+# Waking a second thread costs about 10 us; below these sizes one thread is done sooner.
+_PARALLEL_ROWS = 32
+_PARALLEL_KEYS = 512
+
+_NONE = np.empty(0, np.float32)
+
+
+@dataclass(slots=True)
+class CpuPlan:
+    """A batch, where its tokens go, and its attention items by kind of layer.
+
+    Attributes:
+        slots: int64 ``[T]``: page * page_tokens + offset; filled by the first layer.
+        items: items and buckets of :func:`attention.plan_items` by attention shape.
+        threads: For attention: 1 if the work is too small to share.
+    """
+
+    batch: Batch
+    tokens: Tensor
+    logits_rows: Tensor
+    threads: int
+    slots: NDArray[np.int64] | None = None
+    items: dict[AttentionShape, tuple[NDArray[np.int32], NDArray[np.int32]]] = field(
+        default_factory=dict
+    )
+
+    def slots_for(self, page_tokens: int) -> NDArray[np.int64]:
+        """Slots of the tokens."""
+        if self.slots is None:
+            batch = self.batch
+            self.slots = np.empty(len(batch.tokens), np.int64)
+            attention.plan_tokens(
+                batch.span_starts, batch.positions, batch.page_table, page_tokens, self.slots
+            )
+        return self.slots
+
+    def items_for(self, shape: AttentionShape) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Items of the batch for layers of one shape, shared out to the threads."""
+        if shape not in self.items:
+            group = shape.q_heads // shape.kv_heads
+            self.items[shape] = attention.plan_items(
+                self.batch.span_starts,
+                self.batch.positions,
+                shape.kv_heads,
+                max(1, attention.BLOCK_ROWS // group),
+                shape.window_tokens,
+                self.threads,
+            )
+        return self.items[shape]
+
+
+class CpuKernels:
+    """FBGEMM (or MKL) and numba.
+
+    Args:
+        weight_dtype: ``"fp16"`` or ``"fp32"``.
+        threads: Compute threads, of torch and numba alike, for the calling process.
+    """
+
+    name: ClassVar[str] = "cpu"
+    device = torch.device("cpu")
+
+    def __init__(self, *, weight_dtype: str = "fp16", threads: int = 1) -> None:
+        self._half = weight_dtype == "fp16"
+        self.threads = min(threads, numba.config.NUMBA_NUM_THREADS)
+        torch.set_num_threads(self.threads)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Packed for FBGEMM, or kept in float32."""
+        return Fp16Linear(weight, bias) if self._half else Fp32Linear(weight, bias)
+
+    def table(self, weight: Tensor) -> Tensor:
+        """In the type of the weights."""
+        return weight.half() if self._half else weight
+
+    def allocate_kv(self, shape: AttentionShape, n_pages: int, page_tokens: int) -> KvPages:
+        """Zeros that the system hands out page by page as they are written."""
+        g, d = shape.kv_heads, shape.head_dim
+        keys = np.zeros((n_pages, g, d, page_tokens), np.float32)
+        values = np.zeros((n_pages, g, page_tokens, d), np.float32)
+        return KvPages(torch.from_numpy(keys), torch.from_numpy(values))
+
+    def plan(self, batch: Batch) -> CpuPlan:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        # numba keeps its number of threads per calling thread.
+        if self.threads > 1:
+            numba.set_num_threads(self.threads)
+        worth = int(batch.positions.sum()) + len(batch.tokens) >= _PARALLEL_KEYS
+        return CpuPlan(
+            batch,
+            torch.from_numpy(batch.tokens),
+            torch.from_numpy(batch.logits_rows),
+            self.threads if worth else 1,
+        )
+
+    def embed(self, table: Tensor, tokens: Tensor) -> Tensor:
+        """Rows as float32."""
+        return F.embedding(tokens, table).float()
+
+    def _parts(self, rows: int) -> int:
+        return self.threads if rows >= _PARALLEL_ROWS else 1
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, delta: Tensor | None) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        out = torch.empty_like(x)
+        n = len(x)
+        a, w, o, e = x.numpy(), weight.numpy(), out.numpy(), np.float32(eps)
+        parts = self._parts(n)
+        if delta is None:
+            if parts > 1:
+                pointwise.rms_norm_parallel(a, w, e, o, parts)
+            else:
+                pointwise.rms_norm(a, w, e, o, 0, n)
+        elif parts > 1:
+            pointwise.add_rms_norm_parallel(a, delta.numpy(), w, e, o, parts)
+        else:
+            pointwise.add_rms_norm(a, delta.numpy(), w, e, o, 0, n)
+        return out
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        plan: CpuPlan,
+        shape: AttentionShape,
+        rotary: RotaryTable,
+        norms: HeadNorms | None,
+        kv: KvPages,
+    ) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        n = len(qkv)
+        q = torch.empty(n, shape.q_heads, shape.head_dim)
+        args = (
+            qkv.numpy(), q.numpy(), kv.keys.numpy(), kv.values.numpy(),
+            plan.batch.positions, plan.slots_for(kv.page_tokens),
+            rotary.cos.numpy(), rotary.sin.numpy(),
+            norms.q_weight.numpy() if norms else _NONE,
+            norms.k_weight.numpy() if norms else _NONE,
+            np.float32(norms.eps if norms else 0),
+        )  # fmt: skip
+        parts = self._parts(n)
+        if parts > 1:
+            pointwise.rotate_and_store_parallel(*args, parts)
+        else:
+            pointwise.rotate_and_store(*args, 0, n)
+        return q
+
+    def attend(self, q: Tensor, plan: CpuPlan, shape: AttentionShape, kv: KvPages) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        out = torch.empty(len(q), shape.q_heads * shape.head_dim)
+        items, buckets = plan.items_for(shape)
+        batch = plan.batch
+        args = (
+            q.numpy(), out.view(q.shape).numpy(), kv.keys.numpy(), kv.values.numpy(),
+            batch.positions, batch.page_table, items,
+        )  # fmt: skip
+        scale, window = np.float32(shape.scale), shape.window_tokens
+        if len(buckets) > 2:
+            attention.attend_parallel(*args, buckets, scale, window)
+        else:
+            attention.attend(*args, 0, len(items), scale, window)
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        n = len(gate_up)
+        out = torch.empty(n, gate_up.shape[1] // 2)
+        parts = self._parts(n)
+        if parts > 1:
+            pointwise.silu_mul_parallel(gate_up.numpy(), out.numpy(), parts)
+        else:
+            pointwise.silu_mul(gate_up.numpy(), out.numpy(), 0, n)
+        return out
+
+    def copy_pages(
+        self, layers: Sequence[KvPages], sources: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        source = np.asarray(sources, np.int64)
+        target = np.asarray(targets, np.int64)
+        for layer in layers:
+            pages.copy_pages(layer.keys.numpy(), source, target)
+            pages.copy_pages(layer.values.numpy(), source, target)

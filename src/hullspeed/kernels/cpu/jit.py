@@ -1,0 +1,77 @@
+"""Compile with numba, once per machine: machine code is kept in hullspeed's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core import config
+
+from hullspeed.hardware.ceilings import cache_dir
+
+# Reordered sums and fused multiply-add are allowed in both.
+_EXACT_SPECIALS = {"reassoc", "contract", "arcp", "nsz"}
+_FINITE = {*_EXACT_SPECIALS, "nnan", "ninf"}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# torch's pool is OpenMP; numba's must be too, or the two fight for the cores.
+config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+
+def kernel(*, parallel: bool = False, finite: bool = False) -> Callable[[F], F]:
+    """Decorator: compile for this CPU at the first call, without the GIL, and keep the result.
+
+    Args:
+        parallel: The function has ``prange`` loops.
+        finite: Assume no infinities or NaNs, without which a maximum does not vectorise. Elsewhere
+            they are kept: a broken model must show NaN.
+    """
+
+    def decorate(function: F) -> F:
+        cached = _CACHE is not None
+        before = config.CACHE_DIR
+        try:
+            config.CACHE_DIR = str(_CACHE or before)
+            compiled: F = numba.njit(
+                nogil=True,
+                parallel=parallel,
+                cache=cached,
+                error_model="numpy",
+                fastmath=_FINITE if finite else _EXACT_SPECIALS,
+            )(function)
+        finally:
+            config.CACHE_DIR = before
+        return compiled
+
+    return decorate
+
+
+def _cache_folder() -> Path | None:
+    """Where machine code is kept; ``None`` if no folder of our own can be had.
+
+    The name holds a hash of the kernels' sources: numba itself notices a change only in the file
+    of the function, not in those of its callees.
+    """
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(given)
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    folder = cache_dir() / "kernels" / f"numba-{numba.__version__}-{digest}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        owner = folder.stat()
+    except OSError:
+        return None
+    foreign = hasattr(os, "getuid") and owner.st_uid != os.getuid()
+    if foreign or owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or not os.access(folder, os.W_OK):
+        return None  # loading what others may write would run their code
+    return folder
+
+
+_CACHE = _cache_folder()

@@ -1,0 +1,144 @@
+"""Building blocks that numba cannot express: a register-blocked matrix tile and a bit cast.
+
+Written as LLVM IR through numba's intrinsics, so that LLVM picks the instructions of the machine
+(AVX-512, AVX2, NEON); nothing is compiled at install.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from hullspeed.kernels.cpu.jit import kernel
+
+LANES = 16  # floats of a column vector: one AVX-512 register, two of AVX2, four of NEON
+
+_FLOAT = ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+_INT = ir.IntType(64)
+_CONTRACT = ("contract",)  # multiply and add may become one instruction
+
+
+def _registers() -> int:
+    """Vector registers in units of LANES floats."""
+    features = llvmlite.binding.get_host_cpu_features()
+    return 32 if features.get("avx512f") else 8
+
+
+# A tile of rows x (vectors x LANES) accumulators must stay in registers beside one row of B and
+# one broadcast of A.
+TILE_VECTORS = 4 if _registers() >= 32 else 2
+TILE_ROWS = 6 if _registers() >= 32 else 3
+
+
+def make_tile(rows: int, vectors: int) -> Callable[..., Any]:
+    """The intrinsic ``tile(a, a0, lda, b, b0, ldb, c, c0, ldc, depth, keep)``.
+
+    ``C[rows, vectors * 16] = (C if keep else 0) + A[rows, depth] @ B[depth, vectors * 16]`` on
+    float32 arrays from flat offsets a0, b0, c0 with row strides lda, ldb, ldc. Sums run over depth
+    in order, so a result does not depend on the tile it was computed in.
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def tile(
+        typingctx: Any, a: Any, a0: Any, lda: Any, b: Any, b0: Any, ldb: Any,
+        c: Any, c0: Any, ldc: Any, depth: Any, keep: Any,
+    ) -> Any:  # fmt: skip
+        index = types.intp
+        signature = types.void(a, index, index, b, index, index, c, index, index, index, index)
+        return signature, _tile_codegen(rows, vectors)
+
+    return tile  # type: ignore[no-any-return]
+
+
+def _tile_codegen(rows: int, vectors: int) -> Callable[..., Any]:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def pointer(which: int) -> Any:
+            array = context.make_array(signature.args[which])(context, builder, args[which])
+            return builder.gep(array.data, [args[which + 1]])
+
+        a, b, c = pointer(0), pointer(3), pointer(6)
+        lda, ldb, ldc, depth, keep = args[2], args[5], args[8], args[9], args[10]
+
+        def at(base: Any, row: Any, stride: Any, vector: int) -> Any:
+            offset = builder.add(builder.mul(row, stride), _INT(vector * LANES))
+            return builder.bitcast(builder.gep(base, [offset]), _VECTOR.as_pointer())
+
+        def load(address: Any) -> Any:
+            value = builder.load(address)
+            value.align = 4
+            return value
+
+        cells = [(r, v) for r in range(rows) for v in range(vectors)]
+        sums = [cgutils.alloca_once(builder, _VECTOR) for _ in cells]
+        with builder.if_else(builder.icmp_signed("!=", keep, _INT(0))) as (kept, fresh):
+            with kept:
+                for (r, v), total in zip(cells, sums, strict=True):
+                    builder.store(load(at(c, _INT(r), ldc, v)), total)
+            with fresh:
+                for total in sums:
+                    builder.store(ir.Constant(_VECTOR, None), total)
+        with cgutils.for_range(builder, depth) as loop:
+            row = [load(at(b, loop.index, ldb, v)) for v in range(vectors)]
+            for r in range(rows):
+                offset = builder.add(builder.mul(_INT(r), lda), loop.index)
+                scalar = _broadcast(builder, builder.load(builder.gep(a, [offset])))
+                for v in range(vectors):
+                    total = sums[r * vectors + v]
+                    product = builder.fmul(scalar, row[v], flags=_CONTRACT)
+                    builder.store(
+                        builder.fadd(product, builder.load(total), flags=_CONTRACT), total
+                    )
+        for (r, v), total in zip(cells, sums, strict=True):
+            builder.store(builder.load(total), at(c, _INT(r), ldc, v)).align = 4
+        return context.get_dummy_value()
+
+    return codegen
+
+
+def _broadcast(builder: Any, scalar: Any) -> Any:
+    one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.IntType(32)(0))
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
+    return builder.shuffle_vector(one, ir.Constant(_VECTOR, ir.Undefined), mask)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def as_float(typingctx: Any, bits: Any) -> Any:
+    """The float32 whose bit pattern is the int32 ``bits``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _FLOAT)
+
+    return types.float32(types.int32), codegen
+
+
+_LOG2_E = np.float32(1.4426950408889634)
+_LN2_HIGH = np.float32(0.693359375)
+_LN2_LOW = np.float32(-2.12194440e-4)
+_LOWEST = np.float32(-87.0)
+_HIGHEST = np.float32(88.0)
+
+
+@kernel()
+def exp(x: np.float32) -> np.float32:
+    """e^x within 2 ulp for -87 <= x <= 88, clamped outside; a form that loops vectorise.
+
+    Range reduction and polynomial of Cephes ``expf``.
+    """
+    x = min(max(x, _LOWEST), _HIGHEST)
+    n = np.float32(np.int32(x * _LOG2_E + (np.float32(0.5) if x >= 0 else np.float32(-0.5))))
+    x = x - n * _LN2_HIGH - n * _LN2_LOW
+    p = np.float32(1.9875691500e-4)
+    p = p * x + np.float32(1.3981999507e-3)
+    p = p * x + np.float32(8.3334519073e-3)
+    p = p * x + np.float32(4.1665795894e-2)
+    p = p * x + np.float32(1.6666665459e-1)
+    p = p * x + np.float32(5.0000001201e-1)
+    p = p * x * x + x + np.float32(1.0)
+    return p * as_float((np.int32(n) + np.int32(127)) << np.int32(23))
