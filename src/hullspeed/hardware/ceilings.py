@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from hullspeed.hardware.machine import Machine
+from hullspeed.sources.cache import cache_dir
 
 KERNELS_VERSION = "1"
 """Raise when a kernel changes speed: what was measured before no longer counts."""
@@ -91,14 +92,6 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     overheads: Overheads
     relative_error: float
     notes: tuple[str, ...] = ()
-
-
-def cache_dir() -> Path:
-    """Where measurements are kept: ``HULLSPEED_CACHE``, else the user's cache folder."""
-    if given := os.environ.get("HULLSPEED_CACHE"):
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "hullspeed"
 
 
 def ceilings_path(machine: Machine, folder: Path | None = None) -> Path:

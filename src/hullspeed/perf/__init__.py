@@ -1,1 +1,1 @@
-"""Cost of a step: FLOPs and bytes to seconds."""
+"""What a step costs in seconds: measured ceilings on this machine, a roofline on any GPU."""

@@ -1,1 +1,1 @@
-"""The production scheduler driven by the cost model on a virtual clock."""
+"""The engine's own scheduler and caches on a virtual clock, driven by what steps cost."""

@@ -1,0 +1,107 @@
+"""StepCost: seconds of a step of the embedded engine from this machine's measured ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hullspeed.arch.model import ModelArch
+from hullspeed.errors import UnsupportedModelError
+from hullspeed.hardware.ceilings import Ceilings
+from hullspeed.perf.work import Shape, Work
+
+_BYTES = {"fp16": 2.0, "fp32": 4.0}
+
+
+class StepParts(NamedTuple):
+    """Where a step's time goes, in seconds."""
+
+    linear_s: float
+    head_s: float
+    decode_attention_s: float
+    chunk_attention_s: float
+    layer_overhead_s: float
+    step_overhead_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return sum(self)
+
+
+class StepCost:
+    """Seconds of a step of ``arch`` on the machine that ``ceilings`` describe.
+
+    Linear layers run at the rate measured for this many rows, but never faster than their weights
+    can be read; decode attention at the measured KV read rate; chunk attention at its measured
+    FLOP rate; norms, rotations, page writes and calls as fitted overheads.
+
+    Args:
+        weight_dtype: How the engine holds linear weights, ``fp16`` or ``fp32``.
+
+    Raises:
+        UnsupportedModelError: when the ceilings hold no rate for ``weight_dtype``.
+    """
+
+    def __init__(self, arch: ModelArch, ceilings: Ceilings, weight_dtype: str = "fp16") -> None:
+        if weight_dtype not in ceilings.linear_flops_per_s:
+            raise UnsupportedModelError(
+                "no measured rate for this weight format",
+                seen=weight_dtype,
+                fix=f"use one of {', '.join(ceilings.linear_flops_per_s)}",
+            )
+        self.ceilings = ceilings
+        self.work = Work(arch, kv_dtype="fp32")
+        self._linear = ceilings.linear_flops_per_s[weight_dtype]
+        self._head = ceilings.head_flops_per_s[weight_dtype]
+        self._weight_bytes = _BYTES[weight_dtype]
+        self._hidden_units = arch.hidden / 1024
+        self._kv_heads = _kv_heads(arch)
+
+    def seconds(self, shapes: Sequence[Shape]) -> float:
+        """Seconds of one step that computes all of ``shapes``."""
+        return self.parts(shapes).total_s
+
+    def parts(self, shapes: Sequence[Shape]) -> StepParts:
+        """The same, term by term."""
+        work, ceilings, over = self.work, self.ceilings, self.ceilings.overheads
+        n_tokens = sum(shape.n_tokens for shape in shapes)
+        if n_tokens == 0:
+            return StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        n_logits = sum(shape.sample for shape in shapes)
+        body_bytes = work.body_bytes(n_tokens) / work.bytes_per_param * self._weight_bytes
+        linear_s = max(
+            work.body_flops(n_tokens) / self._linear.at(n_tokens),
+            # What the kernels read cannot come faster than memory gives it, unless it fits a cache;
+            # the curve was measured beyond the cache, so this only binds for routed experts.
+            body_bytes / ceilings.dram_bytes_per_s if body_bytes > 2**28 else 0.0,
+        )
+        head_s = 2.0 * work.head_params * n_logits / self._head.at(n_logits) if n_logits else 0.0
+        decode_bytes, n_decode, chunk_s = 0.0, 0, 0.0
+        for shape in shapes:
+            if shape.n_tokens == 1:
+                decode_bytes += work.read_kv_bytes(shape)
+                n_decode += 1
+            else:
+                rate = ceilings.chunk_flops_per_s.at(shape.context_tokens + shape.n_tokens)
+                chunk_s += work.attention_flops(shape) / rate
+        decode_s = 0.0
+        if n_decode:
+            decode_s = decode_bytes / ceilings.decode_bytes_per_s.at(n_decode * self._kv_heads)
+        layer_s = work.n_layers * (
+            over.layer_s + over.layer_token_s * n_tokens * self._hidden_units
+        )
+        return StepParts(
+            linear_s=linear_s,
+            head_s=head_s,
+            decode_attention_s=decode_s,
+            chunk_attention_s=chunk_s,
+            layer_overhead_s=layer_s,
+            step_overhead_s=over.step_s + over.sequence_s * len(shapes),
+        )
+
+
+def _kv_heads(arch: ModelArch) -> int:
+    """KV heads of the attention layers: what decode attention can run side by side."""
+    heads = [getattr(layer.mixer, "kv_heads", 0) for layer in arch.layers]
+    return max([h for h in heads if h], default=1)
