@@ -93,7 +93,7 @@ def _cache(
     if name == "hash" and not states.size:
         return HashChain(pages, policy, page_bytes=page_bytes)
     if name == "none":
-        return NoCache(states)
+        return NoCache()
     raise UsageError(
         "unknown prefix cache", seen=name, fix="use segment, none, or hash (models without state)"
     )

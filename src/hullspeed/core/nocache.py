@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hullspeed.core.pages import StatePool
 from hullspeed.core.prefix import CacheNode, CacheStats, Match
 from hullspeed.core.request import Sequence
 
@@ -13,9 +12,6 @@ class NoCache:
     """Implements :class:`~hullspeed.core.prefix.PrefixCache`."""
 
     version = 0
-
-    def __init__(self, states: StatePool) -> None:
-        self._states = states
 
     def match(self, tokens: list[int], salt: bytes, *, limit: int, now_s: float) -> Match:
         """Nothing."""
@@ -34,9 +30,7 @@ class NoCache:
     def insert(
         self, sequence: Sequence, n_tokens: int, *, now_s: float, state_slot: int | None = None
     ) -> CacheNode:
-        """Forget at once."""
-        if state_slot is not None:
-            self._states.release([state_slot])
+        """Keep nothing; the state stays the caller's."""
         return None
 
     def state_at(self, node: CacheNode) -> int | None:

@@ -23,8 +23,8 @@ class Match:
             ends inside a page, that last page must be copied before anyone writes to it.
         state_slot: State at exactly ``n_tokens``, for models that have one.
         node: Where the match ends; hold it with ``lock`` while its pages are in use.
-        resident_tokens: Tokens whose KV is resident: more than ``n_tokens`` where a state is missing
-            or a page is not whole.
+        resident_tokens: Tokens whose KV is resident: more than ``n_tokens`` where a state
+            is missing.
     """
 
     n_tokens: int = 0
@@ -83,7 +83,8 @@ class PrefixCache(Protocol):
         """Remember ``sequence.tokens[:n_tokens]`` and its pages; returns the node where it ends.
 
         The cache takes its own references on pages it did not have. ``state_slot`` is donated:
-        the cache owns it from now on (or frees it, if the place already has a state).
+        the cache owns it from now on (or frees it, if the place already has a state). ``None``
+        says that nothing was kept and nothing donated.
         """
         ...
 

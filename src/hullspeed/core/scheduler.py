@@ -315,6 +315,8 @@ class Scheduler:
             sequence.checkpoints.pop(0)
             slot = sequence.state_slot
             node = self.cache.insert(sequence, sequence.computed, now_s=now, state_slot=slot)
+            if node is None:
+                return
             self._lock(sequence, node)
             # The slot was donated; the next span reads the cache's state and writes elsewhere.
             sequence.owns_state = False

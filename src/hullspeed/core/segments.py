@@ -202,6 +202,7 @@ class SegmentTree:
             return node
         child = Node(node, depth, tokens, pages, now_s)
         node.children[tokens[0]] = child
+        self._offer(node)
         return child
 
     def _split(self, node: Node, at: int) -> Node:
@@ -290,7 +291,7 @@ class SegmentTree:
 
     def _goes_first(self, leaf: Node, interior: Node) -> bool:
         leaf_key, interior_key = self._leaf_key(leaf), self._interior_key(interior)
-        return interior_key is None or (leaf_key is not None and leaf_key <= interior_key)
+        return interior_key is None or (leaf_key is not None and leaf_key < interior_key)
 
     def _cut(self, leaf: Node, n_pages: int) -> int:
         """Take whole pages off a dense leaf's tail until ``n_pages`` are free or it is gone."""
@@ -410,7 +411,9 @@ class SegmentTree:
                 raise IntegrityError(f"{node} has the wrong number of pages")
             if self._stateful and not node.children and node.state_slot is None and not node.locks:
                 raise IntegrityError(f"{node} is a leaf that cannot be hit")
-            if self._leaf_key(node) is not None and node not in self._leaves:
+            queued = self._leaves if not node.children else self._interior
+            key = self._leaf_key(node) if not node.children else self._interior_key(node)
+            if key is not None and node not in queued:
                 raise IntegrityError(f"{node} can be evicted but is not in the queue")
 
 
