@@ -49,6 +49,8 @@ class FullAttention:
         rotary_dim: Dimensions of each head that are rotated (``head_dim`` unless partial).
         qk_norm: Per-head RMS norm of queries and keys (Qwen3, Gemma 3).
         output_gate: The query projection is twice as wide; its second half gates the output.
+        sinks: One learned logit per query head that takes part in the softmax (gpt-oss).
+        module: Name of the attention module in the checkpoint.
     """
 
     kind: ClassVar[str] = "full_attention"
@@ -62,6 +64,7 @@ class FullAttention:
     qk_norm: bool = False
     output_gate: bool = False
     sinks: bool = False
+    module: str = "self_attn"
 
     def tensors(self, hidden: int) -> Iterator[TensorSpec]:
         """Weights of one layer."""
@@ -69,17 +72,17 @@ class FullAttention:
         kv_width = self.kv_heads * self.head_dim
         q_rows = q_width * (2 if self.output_gate else 1)
         for name, rows in (("q_proj", q_rows), ("k_proj", kv_width), ("v_proj", kv_width)):
-            yield TensorSpec(f"self_attn.{name}.weight", (rows, hidden), Role.LINEAR)
+            yield TensorSpec(f"{self.module}.{name}.weight", (rows, hidden), Role.LINEAR)
             if self.qkv_bias:
-                yield TensorSpec(f"self_attn.{name}.bias", (rows,), Role.BIAS)
-        yield TensorSpec("self_attn.o_proj.weight", (hidden, q_width), Role.LINEAR)
+                yield TensorSpec(f"{self.module}.{name}.bias", (rows,), Role.BIAS)
+        yield TensorSpec(f"{self.module}.o_proj.weight", (hidden, q_width), Role.LINEAR)
         if self.output_bias:
-            yield TensorSpec("self_attn.o_proj.bias", (hidden,), Role.BIAS)
+            yield TensorSpec(f"{self.module}.o_proj.bias", (hidden,), Role.BIAS)
         if self.qk_norm:
-            yield TensorSpec("self_attn.q_norm.weight", (self.head_dim,), Role.NORM)
-            yield TensorSpec("self_attn.k_norm.weight", (self.head_dim,), Role.NORM)
+            yield TensorSpec(f"{self.module}.q_norm.weight", (self.head_dim,), Role.NORM)
+            yield TensorSpec(f"{self.module}.k_norm.weight", (self.head_dim,), Role.NORM)
         if self.sinks:
-            yield TensorSpec("self_attn.sinks", (self.q_heads,), Role.VECTOR)
+            yield TensorSpec(f"{self.module}.sinks", (self.q_heads,), Role.VECTOR)
 
     def kv_bytes(self, context_tokens: int, dtype: str) -> int:
         """2 (K and V) x kv_heads x head_dim for each token."""
@@ -180,3 +183,159 @@ class GatedDeltaNet:
         """
         recurrent = 7 * self.v_heads * self.k_dim * self.v_dim
         return n_tokens * (recurrent + 2 * self.conv_dim * self.conv_kernel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """Selective state space layer, second form (Nemotron-H, Bamba, Granite 4).
+
+    State per sequence: ``[heads, head_dim, state_dim]`` plus ``conv_kernel - 1`` columns of the
+    convolution's input. Source: ``NemotronHMamba2Mixer`` in transformers.
+
+    Attributes:
+        groups: Groups of heads that share B and C.
+        module: Name of the mixer in the checkpoint.
+    """
+
+    kind: ClassVar[str] = "mamba2"
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    conv_kernel: int
+    conv_bias: bool = True
+    projection_bias: bool = False
+    module: str = "mamba"
+
+    @property
+    def inner(self) -> int:
+        """Width of the layer inside."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the short convolution: x, B and C."""
+        return self.inner + 2 * self.groups * self.state_dim
+
+    def tensors(self, hidden: int) -> Iterator[TensorSpec]:
+        """Weights of one layer."""
+        rows = self.inner + self.conv_dim + self.heads  # z, (x, B, C), dt
+        for name, shape in (("in_proj", (rows, hidden)), ("out_proj", (hidden, self.inner))):
+            yield TensorSpec(f"{self.module}.{name}.weight", shape, Role.LINEAR)
+            if self.projection_bias:
+                yield TensorSpec(f"{self.module}.{name}.bias", shape[:1], Role.BIAS)
+        conv = (self.conv_dim, 1, self.conv_kernel)
+        yield TensorSpec(f"{self.module}.conv1d.weight", conv, Role.CONV)
+        if self.conv_bias:
+            yield TensorSpec(f"{self.module}.conv1d.bias", (self.conv_dim,), Role.BIAS)
+        for name in ("A_log", "D", "dt_bias"):
+            yield TensorSpec(f"{self.module}.{name}", (self.heads,), Role.VECTOR)
+        yield TensorSpec(f"{self.module}.norm.weight", (self.inner,), Role.NORM)
+
+    def kv_bytes(self, context_tokens: int, dtype: str) -> int:
+        """None: the past lives in the state."""
+        return 0
+
+    def state_bytes(self, state_dtype: str, conv_dtype: str, draft_tokens: int = 0) -> int:
+        """State of heads x head_dim x state_dim plus conv_dim x (kernel - 1 + draft tokens)."""
+        columns = self.conv_kernel - 1 + draft_tokens
+        return nbytes(self.inner * self.state_dim, state_dtype) + nbytes(
+            self.conv_dim * columns, conv_dtype
+        )
+
+    def flops(self, n_tokens: int, context_tokens: int) -> int:
+        """Per token: decay, rank-one update and read-out (5 per state element), and the
+        convolution; independent of the context.
+        """
+        return n_tokens * (5 * self.inner * self.state_dim + 2 * self.conv_dim * self.conv_kernel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, V3): one compressed vector per token and layer.
+
+    Source: ``DeepseekV3Attention`` in transformers; the cache of the absorbed form as in the
+    DeepSeek-V2 paper, section 2.1.
+
+    Attributes:
+        q_rank: Rank of the compressed queries; 0 where queries are projected at once.
+        kv_rank: Width of the compressed keys and values.
+        rotary_dim: Width of the one rotated key that all heads share.
+        nope_dim: Width of a head's unrotated part.
+        v_dim: Width of a head's values.
+    """
+
+    kind: ClassVar[str] = "latent_attention"
+
+    q_heads: int
+    q_rank: int
+    kv_rank: int
+    rotary_dim: int
+    nope_dim: int
+    v_dim: int
+    bias: bool = False
+
+    def tensors(self, hidden: int) -> Iterator[TensorSpec]:
+        """Weights of one layer."""
+        q_rows = self.q_heads * (self.nope_dim + self.rotary_dim)
+        if self.q_rank:
+            yield from self._down("q_a_proj", self.q_rank, hidden)
+            yield TensorSpec("self_attn.q_a_layernorm.weight", (self.q_rank,), Role.NORM)
+            yield TensorSpec("self_attn.q_b_proj.weight", (q_rows, self.q_rank), Role.LINEAR)
+        else:
+            yield TensorSpec("self_attn.q_proj.weight", (q_rows, hidden), Role.LINEAR)
+        yield from self._down("kv_a_proj_with_mqa", self.kv_rank + self.rotary_dim, hidden)
+        yield TensorSpec("self_attn.kv_a_layernorm.weight", (self.kv_rank,), Role.NORM)
+        kv_rows = self.q_heads * (self.nope_dim + self.v_dim)
+        yield TensorSpec("self_attn.kv_b_proj.weight", (kv_rows, self.kv_rank), Role.LINEAR)
+        o_shape = (hidden, self.q_heads * self.v_dim)
+        yield TensorSpec("self_attn.o_proj.weight", o_shape, Role.LINEAR)
+        if self.bias:
+            yield TensorSpec("self_attn.o_proj.bias", (hidden,), Role.BIAS)
+
+    def _down(self, name: str, rows: int, hidden: int) -> Iterator[TensorSpec]:
+        yield TensorSpec(f"self_attn.{name}.weight", (rows, hidden), Role.LINEAR)
+        if self.bias:
+            yield TensorSpec(f"self_attn.{name}.bias", (rows,), Role.BIAS)
+
+    def kv_bytes(self, context_tokens: int, dtype: str) -> int:
+        """kv_rank + rotary_dim for each token, whatever the number of heads."""
+        return nbytes((self.kv_rank + self.rotary_dim) * context_tokens, dtype)
+
+    def state_bytes(self, state_dtype: str, conv_dtype: str, draft_tokens: int = 0) -> int:
+        """None."""
+        return 0
+
+    def flops(self, n_tokens: int, context_tokens: int) -> int:
+        """The cheaper of two forms: heads attend to the compressed vectors (absorbed), or the
+        context is first expanded to keys and values of every head.
+        """
+        pairs = n_tokens * context_tokens + n_tokens * (n_tokens + 1) // 2
+        absorbed = 2 * self.q_heads * (2 * self.kv_rank + self.rotary_dim) * pairs
+        expanded = 2 * self.q_heads * (self.nope_dim + self.rotary_dim + self.v_dim) * pairs
+        expansion = 2 * self.kv_rank * self.q_heads * (self.nope_dim + self.v_dim) * context_tokens
+        return min(absorbed, expanded + expansion)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoMixer:
+    """A layer that is only an MLP (Nemotron-H)."""
+
+    kind: ClassVar[str] = "none"
+
+    def tensors(self, hidden: int) -> Iterator[TensorSpec]:
+        """None."""
+        return iter(())
+
+    def kv_bytes(self, context_tokens: int, dtype: str) -> int:
+        """None."""
+        return 0
+
+    def state_bytes(self, state_dtype: str, conv_dtype: str, draft_tokens: int = 0) -> int:
+        """None."""
+        return 0
+
+    def flops(self, n_tokens: int, context_tokens: int) -> int:
+        """None."""
+        return 0

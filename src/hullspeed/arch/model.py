@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hullspeed.arch.mixers import Mixer
 from hullspeed.arch.mlps import Mlp
+from hullspeed.arch.quant import UNQUANTIZED, WeightFormat
 from hullspeed.arch.tensors import Role, TensorSpec
 
 
@@ -58,8 +59,12 @@ class ModelArch:
     Attributes:
         family: Key of ``families``: ``"llama"``, ``"qwen3"``, ``"qwen3_5"``, ...
         prefix: Name of the decoder in the checkpoint, ``"model."`` unless nested.
+        embedding_name: Name of the embedding below the prefix.
+        final_norm_name: Name of the last norm below the prefix.
+        head_name: Name of the output head.
         dtype: The 16- or 32-bit type of unquantized weights.
         quant: Name of the weight format (``"none"``, ``"fp8_block"``, ``"awq"``, ``"gguf"``, ...).
+        weight_format: The format in full: which weights it holds how; see ``quant``.
         options: Family particulars that the decoder needs (embedding scale, soft caps, ...).
     """
 
@@ -73,7 +78,11 @@ class ModelArch:
     max_context_tokens: int
     dtype: str = "bf16"
     quant: str = "none"
+    weight_format: WeightFormat = UNQUANTIZED
     prefix: str = "model."
+    embedding_name: str = "embed_tokens"
+    final_norm_name: str = "norm"
+    head_name: str = "lm_head"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     extras: tuple[Extra, ...] = ()
@@ -82,13 +91,13 @@ class ModelArch:
     def tensors(self, *, extras: bool = True) -> Iterator[TensorSpec]:
         """Every weight of the checkpoint with its full name."""
         embed = (self.vocab, self.hidden)
-        yield TensorSpec(f"{self.prefix}embed_tokens.weight", embed, Role.EMBEDDING)
+        yield TensorSpec(f"{self.prefix}{self.embedding_name}.weight", embed, Role.EMBEDDING)
         for i, layer in enumerate(self.layers):
             for tensor in layer.tensors(self.hidden):
                 yield tensor.under(f"{self.prefix}layers.{i}.")
-        yield TensorSpec(f"{self.prefix}norm.weight", (self.hidden,), Role.NORM)
+        yield TensorSpec(f"{self.prefix}{self.final_norm_name}.weight", (self.hidden,), Role.NORM)
         if not self.tied_embeddings:
-            yield TensorSpec("lm_head.weight", embed, Role.HEAD)
+            yield TensorSpec(f"{self.head_name}.weight", embed, Role.HEAD)
         if extras:
             for extra in self.extras:
                 yield from extra.tensors
@@ -102,8 +111,11 @@ class ModelArch:
         return sum(layer.mixer.kv_bytes(context_tokens, dtype) for layer in self.layers)
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes that one more token adds in the layers that keep every token."""
-        return self.kv_bytes(1, dtype)
+        """Bytes that one more token adds in the layers that keep every token; a sliding window
+        that is full adds none.
+        """
+        longest = self.max_context_tokens
+        return self.kv_bytes(longest + 1, dtype) - self.kv_bytes(longest, dtype)
 
     def state_bytes(self, state_dtype: str, conv_dtype: str, draft_tokens: int = 0) -> int:
         """Bytes of recurrent state of one sequence, at any length."""
