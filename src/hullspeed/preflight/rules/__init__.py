@@ -1,0 +1,1 @@
+"""Rules: each looks at one case and yields what is wrong with it."""
