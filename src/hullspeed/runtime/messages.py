@@ -87,6 +87,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
         cached_tokens: Prompt tokens found in the cache; sent with the first token.
         finish: Why the request ended ("stop", "length", "cancelled", "error"), on its last delta.
         error: What went wrong, when ``finish`` is ``"error"``.
+        error_type: Its class in ``errors``: ``"RequestError"`` and below are the client's fault.
         queue_s: Seconds from arrival to first scheduling; sent with the first token.
     """
 
@@ -97,6 +98,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     finish: str | None = None
     error: str | None = None
     queue_s: float | None = None
+    error_type: str | None = None
 
 
 class Outputs(msgspec.Struct, tag="outputs", frozen=True):

@@ -1,0 +1,53 @@
+"""TorchExecutor: runs a Step on the decoder."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hullspeed.core.step import Step, StepResult
+from hullspeed.kernels.batch import Batch, SpanInput
+from hullspeed.runtime.sampler import Sampler
+
+
+class Model(Protocol):
+    """What the executor asks of a decoder (``models.decoder.Decoder``)."""
+
+    def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+        """Copy whole pages in every layer, in order."""
+        ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits of the batch's sampled rows: float32 ``[R, vocab]``."""
+        ...
+
+
+class TorchExecutor:
+    """Copies pages, computes the spans and samples."""
+
+    def __init__(self, model: Model, sampler: Sampler) -> None:
+        self._model = model
+        self._sampler = sampler
+
+    def execute(self, step: Step) -> StepResult:
+        """See :class:`hullspeed.core.executor.Executor`."""
+        self._sampler.forget(step.ended)
+        if step.copies:
+            self._model.copy_pages([c.source for c in step.copies], [c.target for c in step.copies])
+        batch = Batch.of(
+            [
+                SpanInput(
+                    span.sequence.tokens[span.start : span.end],
+                    span.start,
+                    span.sequence.pages,
+                    span.sample,
+                )
+                for span in step.spans
+            ]
+        )
+        sampling = [span.sequence for span in step.spans if span.sample]
+        with torch.inference_mode():
+            logits = self._model.forward(batch)
+            return StepResult(self._sampler.sample(logits, sampling) if sampling else [])
