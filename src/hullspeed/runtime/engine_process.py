@@ -26,7 +26,7 @@ HEARTBEAT_S = 0.25
 _READ_BYTES = 1 << 20
 
 
-class ParentGone(Exception):
+class ParentGoneError(Exception):
     """The socket closed: nobody is left to work for."""
 
 
@@ -51,7 +51,7 @@ class Channel:
         try:
             self._socket.sendall(frame(message))
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise ParentGone from error
+            raise ParentGoneError from error
 
     def receive(self, wait_s: float) -> Iterator[ToEngine]:
         """The messages that are there, waiting up to ``wait_s`` for the first."""
@@ -63,9 +63,9 @@ class Channel:
         try:
             data = self._socket.recv(_READ_BYTES)
         except ConnectionResetError as error:
-            raise ParentGone from error
+            raise ParentGoneError from error
         if not data:
-            raise ParentGone
+            raise ParentGoneError
         return data
 
 
@@ -94,7 +94,7 @@ def serve(channel: Channel) -> int:
         engine = load_engine(config, lambda stage, share: channel.send(Loading(stage, share)))
         channel.send(Ready(engine.info, time.monotonic() - begin_s))
         run(channel, Service(engine.loop))
-    except ParentGone:
+    except ParentGoneError:
         return 0
     except HullspeedError as error:
         return _fail(channel, str(error), error.exit_code)
@@ -108,7 +108,7 @@ def serve(channel: Channel) -> int:
 def _fail(channel: Channel, what: str, exit_code: int) -> int:
     try:
         channel.send(Failed(what, exit_code))
-    except ParentGone:
+    except ParentGoneError:
         return exit_code
     return exit_code
 

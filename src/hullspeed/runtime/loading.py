@@ -31,6 +31,10 @@ Progress = Callable[[str, float], None]
 _KV_DTYPE = "fp32"  # what both back ends keep
 
 
+def silent(stage: str, share: float) -> None:
+    """A progress that tells nobody."""
+
+
 class LoadedEngine(NamedTuple):
     """An engine and what is known of its model."""
 
@@ -39,10 +43,10 @@ class LoadedEngine(NamedTuple):
     text: ModelText
 
 
-def load_engine(
-    config: EngineConfig, progress: Progress = lambda stage, share: None
-) -> LoadedEngine:
+def load_engine(config: EngineConfig, progress: Progress = silent) -> LoadedEngine:
     """Fetch, read and pack the model, size and allocate the KV cache, warm up.
+
+    ``progress`` is told of the stages "files", "weights" and "warm-up".
 
     Raises:
         ModelError: the model cannot be found, read or run.
@@ -51,7 +55,7 @@ def load_engine(
     """
 
     def fetched(task: str, done_bytes: int, total_bytes: int | None) -> None:
-        progress(task, done_bytes / total_bytes if total_bytes else 0.0)
+        progress("files", done_bytes / total_bytes if total_bytes else 0.0)
 
     files = resolve(config.model, fetched)
     arch = read_arch(files)
@@ -137,8 +141,8 @@ def page_count(
 ) -> int:
     """Pages of the KV cache: what the budget buys, at most ``max_running`` full contexts.
 
-    Args:
-        available_bytes: Free memory with the weights loaded; half of it is the default budget.
+    The budget is ``config.kv_budget_bytes`` or half of ``available_bytes``, the memory that is
+    free with the weights loaded.
 
     Raises:
         CapacityError: the budget does not hold one context.

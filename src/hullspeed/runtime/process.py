@@ -54,7 +54,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             # Standard output is the caller's data; what a library prints goes to standard error.
-            process = self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(  # noqa: ASYNC220 # returns at once
                 [*self._command, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -111,9 +111,10 @@ async def _listen(reader: asyncio.StreamReader, on_message: Callable[[FromEngine
 
 def delta_error(delta: Delta) -> HullspeedError:
     """The error that a delta with ``finish="error"`` tells of."""
-    kind = getattr(errors, delta.error_type or "", None)
-    known = isinstance(kind, type) and issubclass(kind, HullspeedError)
-    return (kind if known else EngineError)(delta.error or "the engine gave no reason")
+    kind: object = getattr(errors, delta.error_type or "", None)
+    if not (isinstance(kind, type) and issubclass(kind, HullspeedError)):
+        kind = EngineError
+    return kind(delta.error or "the engine gave no reason")
 
 
 def start_error(failed: Failed) -> HullspeedError:

@@ -72,20 +72,19 @@ class Service:
     def stats(self) -> EngineStats:
         """Counters and gauges now."""
         scheduler = self._loop.scheduler
-        counters, cache = scheduler.counters, scheduler.cache.stats()
-        pages = scheduler.pages
-        cached = scheduler.cache.evictable_pages()
+        counters, pages = scheduler.counters, scheduler.pages
+        used = len({page for sequence in scheduler.running for page in sequence.pages})
         return EngineStats(
             steps_total=counters.steps,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             pages_free=pages.n_free,
-            pages_cached=cached,
-            pages_used=pages.size - pages.n_free - cached,
+            pages_cached=pages.size - pages.n_free - used,
+            pages_used=used,
             pages_total=pages.size,
             preemptions_total=counters.preemptions,
-            prefix_queried_total=cache.queried_tokens,
-            prefix_hit_total=cache.hit_tokens,
+            prefix_queried_total=counters.prompt_tokens,
+            prefix_hit_total=counters.cached_tokens,
             prompt_tokens_total=counters.prompt_tokens,
             generated_tokens_total=counters.generated_tokens,
             step_tokens_last=self._loop.last_step.n_tokens,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -12,6 +12,8 @@ from hullspeed.errors import EngineError
 from hullspeed.runtime.messages import MAX_FRAME_BYTES
 
 _LENGTH = struct.Struct("<I")
+T = TypeVar("T")
+
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -25,7 +27,7 @@ def frame(message: Any) -> bytes:
     return _LENGTH.pack(_checked(len(body))) + body
 
 
-class Frames[T]:
+class Frames(Generic[T]):
     """Messages out of bytes that come in pieces of any size.
 
     Args:
