@@ -32,9 +32,6 @@ from hullspeed.runtime.messages import (
 from hullspeed.server.errors import ApiError
 from hullspeed.server.settings import ServerSettings
 
-LOST = "engine lost"
-"""``Delta.error`` of requests whose engine died under them."""
-
 
 class EngineLink(Protocol):
     """One life of an engine process."""
@@ -255,7 +252,7 @@ class Engine:
         lost, self._receivers = self._receivers, {}
         now_s = time.monotonic()
         for id_, receiver in lost.items():
-            receiver.push(Delta(id_, [], finish="error", error=LOST), now_s)
+            receiver.push(Delta(id_, [], finish="error", error="the engine ended"), now_s)
 
     def _give_up(self, why: str) -> None:
         self.state = State.FAILED

@@ -61,10 +61,10 @@ def to_api_error(error: HullspeedError) -> ApiError:
 
 
 def engine_lost() -> ApiError:
-    """The engine stopped under a request."""
+    """The engine failed under a request."""
     return ApiError(
         503,
-        "the engine stopped while this request was running",
+        "the engine failed while this request was running",
         code="engine_error",
         fix="send it again",
         retry_after_s=1,

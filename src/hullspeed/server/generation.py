@@ -10,8 +10,9 @@ import msgspec
 
 from hullspeed.errors import HullspeedError
 from hullspeed.runtime.messages import Delta, Submit
-from hullspeed.server.engine import LOST, Engine
-from hullspeed.server.errors import ApiError, engine_lost, internal_error
+from hullspeed.runtime.process import delta_error
+from hullspeed.server.engine import Engine
+from hullspeed.server.errors import ApiError
 from hullspeed.server.metrics import Metrics
 from hullspeed.server.policy import Job
 from hullspeed.text.stream import TextStream
@@ -244,7 +245,7 @@ class Generation:
         finish, tokens = delta.finish, delta.tokens
         if finish not in ("stop", "length"):
             self._end(completion, "error")
-            raise engine_lost() if delta.error == LOST else internal_error()
+            raise delta_error(delta)
         completion.output_tokens += len(tokens)
         ended_by = tokens[-1] if finish == "stop" and tokens and tokens[-1] in self._ends else None
         text = completion.text.push(tokens if ended_by is None else tokens[:-1])

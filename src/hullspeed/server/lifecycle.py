@@ -15,6 +15,7 @@ import uvicorn
 import uvloop
 
 from hullspeed.errors import EngineError, HullspeedError, UsageError
+from hullspeed.runtime.process import start_error
 from hullspeed.server.app import make_app
 from hullspeed.server.connection import guarded_protocol
 from hullspeed.server.engine import Engine, EngineLink
@@ -117,7 +118,7 @@ class _Life:
         stop, now = self._signals()
         engine = Engine(self._links, self._settings, max_waiting=self._max_waiting)
         service = Service(self._settings, engine, (self._name,), Metrics())
-        web = _Web(_web_config(service, self._settings))
+        web = Web(web_config(service, self._settings))
         serving = asyncio.create_task(web.serve([self._listener]))
         living = asyncio.create_task(engine.run())
         try:
@@ -168,7 +169,7 @@ class _Life:
     async def _close(
         self,
         service: Service,
-        web: _Web,
+        web: Web,
         serving: asyncio.Task[None],
         living: asyncio.Task[None],
     ) -> None:
@@ -198,15 +199,17 @@ class _Life:
         return f"http://{f'[{shown}]' if ':' in shown and '[' not in shown else shown}:{port}"
 
 
-class _Web(uvicorn.Server):
+class Web(uvicorn.Server):
     """uvicorn without its signal handlers: it goes on answering while we drain."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals alone."""
         yield
 
 
-def _web_config(service: Service, settings: ServerSettings) -> uvicorn.Config:
+def web_config(service: Service, settings: ServerSettings) -> uvicorn.Config:
+    """How uvicorn runs the application: our protocol, no logs, no lifespan."""
     return uvicorn.Config(
         make_app(service),
         http=guarded_protocol(settings),
@@ -223,11 +226,9 @@ def _web_config(service: Service, settings: ServerSettings) -> uvicorn.Config:
 
 
 def _load_failure(engine: Engine) -> HullspeedError:
-    failure = engine.failure
-    error = EngineError(failure.error if failure else "the engine process ended while loading")
-    if failure is not None:
-        error.exit_code = failure.exit_code  # type: ignore[misc] # of this one, not of the class
-    return error
+    if engine.failure is not None:
+        return start_error(engine.failure)
+    return EngineError("the engine process ended while loading", fix="see what it wrote above")
 
 
 async def _first(*things: asyncio.Task[None] | asyncio.Task[int] | asyncio.Event) -> None:
