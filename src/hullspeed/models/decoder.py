@@ -79,8 +79,9 @@ class Decoder:
         self._head = kernels.linear(embedding)
         del embedding
         self._norm = weights.tensor(f"{arch.prefix}norm.weight")
+        factors = weights.frequency_factors()
         rotaries = {
-            dim: rotary_table(arch.rope, dim, self.max_context_tokens)
+            dim: rotary_table(arch.rope, dim, self.max_context_tokens, factors)
             for dim in {layer.mixer.rotary_dim for layer in arch.layers}  # type: ignore[attr-defined]
         }
         self._layers = []

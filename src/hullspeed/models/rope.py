@@ -8,17 +8,32 @@ import torch
 from torch import Tensor
 
 from hullspeed.arch.model import Rope
-from hullspeed.errors import UnsupportedModelError
+from hullspeed.errors import CorruptFileError, UnsupportedModelError
 from hullspeed.kernels.base import RotaryTable
 
 
-def rotary_table(rope: Rope, rotary_dim: int, max_context_tokens: int) -> RotaryTable:
+def rotary_table(
+    rope: Rope, rotary_dim: int, max_context_tokens: int, factors: Tensor | None = None
+) -> RotaryTable:
     """Cosines and sines of every position, float32 ``[max_context_tokens, rotary_dim / 2]``.
+
+    Args:
+        factors: Divisors of the plain frequencies that come with the weights, float32
+            ``[rotary_dim / 2]``; they replace ``rope.scaling``.
 
     Raises:
         UnsupportedModelError: for a kind of scaling that is not computed here.
+        CorruptFileError: if the factors are of another size.
     """
-    angles = torch.outer(torch.arange(max_context_tokens).float(), frequencies(rope, rotary_dim))
+    if factors is None:
+        turns = frequencies(rope, rotary_dim)
+    elif factors.shape != (rotary_dim // 2,):
+        raise CorruptFileError(
+            f"frequency factors must be {rotary_dim // 2} numbers", seen=tuple(factors.shape)
+        )
+    else:
+        turns = frequencies(Rope(theta=rope.theta), rotary_dim) / factors
+    angles = torch.outer(torch.arange(max_context_tokens).float(), turns)
     return RotaryTable(angles.cos(), angles.sin())
 
 

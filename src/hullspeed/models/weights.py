@@ -30,6 +30,10 @@ class Weights(ABC):
             UnsupportedModelError: if its number format is not read here.
         """
 
+    def frequency_factors(self) -> Tensor | None:
+        """Divisors of the rotary frequencies ``[rotary_dim / 2]``, if the weights carry them."""
+        return None
+
     def check(self, arch: ModelArch) -> None:
         """Compare names and shapes with what ``arch`` expects.
 

@@ -99,7 +99,7 @@ def _pack(
                 target[d] = source[d] * scale
 
 
-@kernel(finite=True)
+@kernel(math="finite")
 def _online_softmax(
     scores: Floats, mixed: Floats, highest: Floats, total: Floats, row: int, low: int, high: int
 ) -> None:

@@ -7,16 +7,19 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numba
 from numba.core import config
 
 from hullspeed.hardware.ceilings import cache_dir
 
-# Reordered sums and fused multiply-add are allowed in both.
-_EXACT_SPECIALS = {"reassoc", "contract", "arcp", "nsz"}
-_FINITE = {*_EXACT_SPECIALS, "nnan", "ninf"}
+# What LLVM may assume. "exact": IEEE as written. "sums": sums in any order and fused multiply-add;
+# infinities and NaNs stay, so that a broken model shows NaN. "finite": neither occurs, without
+# which a maximum does not vectorise.
+Math = Literal["exact", "sums", "finite"]
+_SUMS = {"reassoc", "contract", "arcp", "nsz"}
+_FLAGS: dict[str, Any] = {"exact": False, "sums": _SUMS, "finite": {*_SUMS, "nnan", "ninf"}}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,13 +27,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
-def kernel(*, parallel: bool = False, finite: bool = False) -> Callable[[F], F]:
+def kernel(*, parallel: bool = False, math: Math = "sums") -> Callable[[F], F]:
     """Decorator: compile for this CPU at the first call, without the GIL, and keep the result.
 
     Args:
         parallel: The function has ``prange`` loops.
-        finite: Assume no infinities or NaNs, without which a maximum does not vectorise. Elsewhere
-            they are kept: a broken model must show NaN.
+        math: What may be assumed of floating point.
     """
 
     def decorate(function: F) -> F:
@@ -43,7 +45,7 @@ def kernel(*, parallel: bool = False, finite: bool = False) -> Callable[[F], F]:
                 parallel=parallel,
                 cache=cached,
                 error_model="numpy",
-                fastmath=_FINITE if finite else _EXACT_SPECIALS,
+                fastmath=_FLAGS[math],
             )(function)
         finally:
             config.CACHE_DIR = before

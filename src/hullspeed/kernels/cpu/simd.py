@@ -118,6 +118,16 @@ def as_float(typingctx: Any, bits: Any) -> Any:
     return types.float32(types.int32), codegen
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def half_as_float(typingctx: Any, bits: Any) -> Any:
+    """The float32 equal to the fp16 number whose bit pattern is the uint16 ``bits``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), _FLOAT)
+
+    return types.float32(types.uint16), codegen
+
+
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)
