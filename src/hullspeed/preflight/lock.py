@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from hullspeed.preflight.codes import found
 from hullspeed.preflight.stack import ModelFile, Stack
 
 LOCK_NAME = "hullspeed.lock"
+_BARE_KEY = re.compile(r"^[A-Za-z0-9_-]+$")
 _HEADER = "# The stack that passed hullspeed preflight. Write it anew with --write-lock.\n"
 
 
@@ -99,7 +100,7 @@ def write_lock(path: Path, lock: Lock) -> None:
         ) as file:
             file.write(text)
         Path(file.name).chmod(0o644)
-        os.replace(file.name, path)  # noqa: PTH105 - atomic over an existing file
+        Path(file.name).replace(path)
     except OSError as error:
         raise UsageError(
             f"cannot write the lock: {error.strerror}", seen=str(path), fix="give another --lock"
@@ -191,10 +192,10 @@ def _toml(data: dict[str, object], prefix: str = "") -> str:
     """TOML of nested tables, lists of strings and lists of tables."""
     lines, tables = [], []
     for key, value in data.items():
-        name = key if key.replace("_", "").replace("-", "").isalnum() else _string(key)
+        name = key if _BARE_KEY.match(key) else _string(key)
         if isinstance(value, dict):
             tables.append(f"\n[{prefix}{name}]\n" + _toml(value, f"{prefix}{name}."))
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
             tables += [f"\n[[{prefix}{name}]]\n" + _toml(row, f"{prefix}{name}.") for row in value]
         else:
             lines.append(f"{name} = {_value(value)}")
@@ -202,11 +203,11 @@ def _toml(data: dict[str, object], prefix: str = "") -> str:
 
 
 def _value(value: object) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     return str(value) if isinstance(value, int) else _string(str(value))
 
 
 def _string(text: str) -> str:
-    """A JSON string is a TOML basic string."""
-    return msgspec.json.encode(text).decode()
+    """A JSON string is a TOML basic string, except that TOML forbids DEL too."""
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

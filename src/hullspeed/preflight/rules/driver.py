@@ -91,19 +91,17 @@ def _compat_possible(driver: str, build: str) -> bool:
 
 
 def _too_old_finding(case: Case, driver: str, build: str, needs: str, offers: str) -> Finding:
-    remedies = [f"upgrade the driver to {needs} or later"]
+    ways = ""
     if offers.startswith("12"):
-        remedies.append(f"or install a CUDA {offers} build ({_older_build(case)})")
+        ways += f", or install a CUDA {offers} build ({_older_build(case)})"
     datacenter = bool(case.used_gpus) and all(gpu.datacenter for gpu in case.used_gpus)
     if datacenter and _compat_possible(driver, build):
         major, minor = build.split(".")[:2]
-        remedies.append(
-            f"or, on this data-centre GPU, install cuda-compat-{major}-{minor} "
+        ways += (
+            f", or, on this data-centre GPU, install cuda-compat-{major}-{minor} "
             "(vLLM's image: VLLM_ENABLE_CUDA_COMPATIBILITY=1)"
         )
-    return found(
-        "PF036", cuda=build, needs=needs, driver=driver, offers=offers, remedy=", ".join(remedies)
-    )
+    return found("PF036", cuda=build, needs=needs, driver=driver, offers=offers, ways=ways)
 
 
 def _older_build(case: Case) -> str:
