@@ -1,21 +1,23 @@
 """Steady state of a closed loop: what C requests at a time see, from the cost of their steps.
 
 C requests are always in flight; each brings ``isl`` prompt tokens, of which a cached part costs
-nothing, and asks for ``osl`` tokens. With D the decode step of all C and a what one prompt adds to
-the steps that carry it:
+nothing, and asks for ``osl`` tokens. With D the decode step of all C, a what
+one prompt adds to the steps that carry it, and s the time of those steps:
 
-    ITL  = D + (C - 1) a / osl               every prompt of the others stretches some step
-    rho  = C a / (osl D + C a)               share of time spent on prompts
-    wait = rho / (2 (1 - rho)) service       prompts queue for the token budget (M/D/1)
-    TTFT = request + D / 2 + wait + service  service: the steps that carry the prompt
-    TTFT >= C service - (osl - 1) D          all C prompts queue when decoding is short
+    cycle = osl D + C a                      the GPU is never idle; C osl / cycle is the throughput
+    TTFT settled = request + D / 2 + s       requests out of step: a prompt rarely meets another
+    TTFT burst   = request + s + (C - 1) a / 2    requests in step: all C prompts queue together
+    ITL = (cycle + request - TTFT) / (osl - 1)    what is left of the cycle
 
-This is a mean-field formula: no bursts, no memory limit (the caller cuts C to what memory holds).
-The twin, which runs the scheduler itself, replaces it where milliseconds of planning do not matter.
+Lengths that vary bring requests out of step, equal lengths keep them in step; the estimate is the
+geometric mean of the two. It is a mean-field formula without a memory limit (the caller cuts C to
+what memory holds); the twin, which runs the scheduler itself, replaces it where milliseconds of
+planning do not matter. ``roofline.toml`` says how far it was from published measurements.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from hullspeed.errors import UsageError
@@ -28,7 +30,8 @@ class Steady(NamedTuple):
     Attributes:
         prefill_s: Seconds of one prompt alone, cold part only.
         decode_step_s: One decode step of all requests in flight, no prompt in it.
-        ttft_s: Time to first token.
+        ttft_settled_s: Time to first token when requests are out of step.
+        ttft_burst_s: Time to first token when all arrive together.
         itl_s: Time between tokens, prompt chunks of neighbours included; 0 when ``osl`` is 1.
         output_tokens_per_s: Of all requests together.
         requests_per_s: Completed.
@@ -37,11 +40,17 @@ class Steady(NamedTuple):
 
     prefill_s: float
     decode_step_s: float
-    ttft_s: float
+    ttft_settled_s: float
+    ttft_burst_s: float
     itl_s: float
     output_tokens_per_s: float
     requests_per_s: float
     busy_prefill: float
+
+    @property
+    def ttft_s(self) -> float:
+        """The estimate between settled and burst: their geometric mean."""
+        return math.sqrt(self.ttft_settled_s * self.ttft_burst_s)
 
 
 def steady_state(
@@ -81,21 +90,25 @@ def steady_state(
     service_s = prefill_seconds(cost, isl, cached_tokens, step_tokens, others)
     n_chunks = -(-(isl - cached_tokens) // max(1, step_tokens - len(others)))
     added_s = max(service_s - n_chunks * decode_s, 0.0) if others else prefill_s
-    busy = min(concurrency * added_s / (osl * decode_s + concurrency * added_s), 0.999)
-    wait_s = min(busy / (2 * (1 - busy)), concurrency - 1) * service_s if others else 0.0
-    ttft_s = request_s + (decode_s / 2 if others else 0.0) + wait_s + service_s
-    ttft_s = max(ttft_s, request_s + concurrency * service_s - (osl - 1) * decode_s)
-    itl_s = decode_s + (concurrency - 1) * added_s / osl if osl > 1 else 0.0
-    cycle_s = ttft_s + (osl - 1) * itl_s
-    return Steady(
+    cycle_s = osl * decode_s + concurrency * added_s if osl > 1 else concurrency * service_s
+    settled_s = request_s + service_s + (decode_s / 2 if others else 0.0)
+    burst_s = max(settled_s, request_s + service_s + (concurrency - 1) * added_s / 2)
+    if osl == 1:  # nothing but prompts: each waits for all others
+        settled_s = burst_s = request_s + cycle_s
+    steady = Steady(
         prefill_s=prefill_s,
         decode_step_s=decode_s,
-        ttft_s=ttft_s,
-        itl_s=itl_s,
-        output_tokens_per_s=concurrency * osl / cycle_s,
-        requests_per_s=concurrency / cycle_s,
-        busy_prefill=busy,
+        ttft_settled_s=settled_s,
+        ttft_burst_s=burst_s,
+        itl_s=0.0,
+        output_tokens_per_s=concurrency * osl / (cycle_s + request_s),
+        requests_per_s=concurrency / (cycle_s + request_s),
+        busy_prefill=min(concurrency * added_s / cycle_s, 1.0),
     )
+    if osl == 1:
+        return steady
+    rest_s = cycle_s + request_s - min(steady.ttft_s, cycle_s + request_s)
+    return steady._replace(itl_s=max(rest_s / (osl - 1), decode_s))
 
 
 def prefill_seconds(

@@ -70,8 +70,10 @@ class StepCost:
             return StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         n_logits = sum(shape.sample for shape in shapes)
         body_bytes = work.body_bytes(n_tokens) / work.bytes_per_param * self._weight_bytes
+        # The last layer's MLP runs only for the rows whose logits are wanted.
+        skipped_flops = 2.0 * work.last_mlp_params * (n_tokens - n_logits)
         linear_s = max(
-            work.body_flops(n_tokens) / self._linear.at(n_tokens),
+            (work.body_flops(n_tokens) - skipped_flops) / self._linear.at(n_tokens),
             # What the kernels read cannot come faster than memory gives it, unless it fits a cache;
             # the curve was measured beyond the cache, so this only binds for routed experts.
             body_bytes / ceilings.dram_bytes_per_s if body_bytes > 2**28 else 0.0,

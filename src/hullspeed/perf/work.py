@@ -79,6 +79,7 @@ class Work:
             g.layers * _shared(g, arch.hidden) for g in self._mlps if g.expert_params
         )
         self.body_params = self.mixer_params + dense + expert_params
+        self.last_mlp_params = arch.layers[-1].mlp.params_per_token(arch.hidden)
         self.bytes_per_param = self._bytes_per_param(weight_bytes)
 
     def _bytes_per_param(self, weight_bytes: int | None) -> float:

@@ -1,1 +1,1 @@
-"""Joins arch, hardware, memory, perf and twin into an answer."""
+"""Will this model, on these GPUs, under this workload, fit, how fast, at what cost, on what."""
