@@ -62,14 +62,12 @@ class CacheLayer:
         token_bytes: Bytes of keys and values per token; may be a fraction for packed formats.
         window_tokens: Of sliding-window layers.
         state_bytes: Bytes of recurrent state per sequence, at any length.
-        replicated: The layer is whole on every rank (MLA's latent).
     """
 
     index: int
     token_bytes: Fraction
     window_tokens: int | None
     state_bytes: int
-    replicated: bool = False
 
     @property
     def keeps_tokens(self) -> bool:
@@ -90,9 +88,9 @@ def shard(mixer: Mixer, tp: int) -> Mixer:
         return mixer
     names = {field.name for field in fields(mixer)}  # type: ignore[arg-type]
     changes: dict[str, int] = {}
-    for name in names & {"q_heads", "k_heads", "v_heads", "heads", "n_groups", "groups"}:
+    for name in sorted(names & {"q_heads", "k_heads", "v_heads", "heads", "groups"}):
         heads = getattr(mixer, name)
-        if name in ("n_groups", "groups"):  # Mamba-2 repeats groups that do not divide
+        if name == "groups":  # Mamba-2 repeats groups that do not divide
             changes[name] = max(1, -(-heads // tp))
             continue
         if heads % tp:
@@ -152,7 +150,6 @@ def _cache_layer(
         token_bytes=_token_bytes(mixer, kv_dtype),
         window_tokens=getattr(mixer, "window_tokens", None),
         state_bytes=mixer.state_bytes(state_dtype, conv, draft),
-        replicated=mixer is layer.mixer and tp > 1,
     )
 
 

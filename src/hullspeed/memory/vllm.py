@@ -124,7 +124,7 @@ class VllmAllocator:
         """Weights, runtime, pool and headroom of one rank; the pool carries the spread."""
         profile = self.profile(settings)
         limits = resolve_limits(arch, gpu, settings, profile)
-        loaded = loaded_weights(weights, settings, profile)
+        loaded = loaded_weights(arch, weights, settings, profile)
         runtime = runtime_items(arch, gpu, settings, limits, weights, profile)
         used = loaded.bytes + sum(item.bytes for item in runtime)
         requested = self.requested_bytes(gpu, settings)

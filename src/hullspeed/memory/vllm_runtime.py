@@ -70,7 +70,7 @@ def _mlp_width(mlp: Mlp) -> int:
 
 
 def loaded_weights(
-    weights: WeightBytes, settings: EngineSettings, profile: EngineProfile
+    arch: ModelArch, weights: WeightBytes, settings: EngineSettings, profile: EngineProfile
 ) -> MemoryItem:
     """Weights of one rank: what is not used is not loaded, what is small is replicated."""
     loaded = weights.decoder - weights.replicated
@@ -80,7 +80,8 @@ def loaded_weights(
         loaded += weights.mtp
     per_rank = -(-loaded // (settings.tp * settings.pp)) + weights.replicated
     spread = round(Z90 * profile.number("weights_sigma_share") * per_rank)
-    exact = settings.tp == 1 and settings.pp == 1
+    # Quantized weights are repacked on loading, and sharding replicates what does not divide.
+    exact = settings.tp == 1 and settings.pp == 1 and arch.quant == "none"
     return MemoryItem(
         term=Term.WEIGHTS,
         name="weights",
@@ -118,7 +119,8 @@ def _graph_item(
     spread = 0.5 * value
     source = f"{sizes} piecewise and {full} full graphs"
     if hybrid and full and profile.rule("graph_transient_charged"):
-        thousands = limits.max_num_batched_tokens / 1024
+        free = profile.number("graph_transient_free_tokens")
+        thousands = max(0.0, limits.max_num_batched_tokens - free) / 1024
         share = full / capture_sizes(CAPTURE_LIMIT)
         extra = profile.number("graph_transient_gib_per_1k_tokens") * thousands * share
         extra *= GIB / settings.tp
