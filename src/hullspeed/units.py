@@ -18,6 +18,7 @@ _SIZES = {
     "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "gib": GIB, "t": 1024**4, "tib": 1024**4,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*$")
 
 
@@ -32,6 +33,19 @@ def parse_bytes(text: str) -> int:
     if match is None or unit not in _SIZES:
         raise UsageError("not a size in bytes", seen=text, fix="write 512MiB, 1.5GiB or 80GB")
     return round(float(match.group(1)) * _SIZES[unit])
+
+
+def parse_seconds(text: str) -> float:
+    """``"200ms"``, ``"1.5 s"`` or ``"2min"`` as seconds; a bare number is refused as ambiguous.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    match = _SIZE.match(text)
+    scale = _TIMES.get(match.group(2)) if match else None
+    if match is None or scale is None:
+        raise UsageError("not a time", seen=text, fix="write 200ms, 1.5s or 2min")
+    return float(match.group(1)) * scale
 
 
 def format_bytes(n_bytes: float) -> str:

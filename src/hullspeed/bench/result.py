@@ -23,9 +23,9 @@ class Distribution(msgspec.Struct, frozen=True):
 class Verdict(StrEnum):
     """Whether a cell's numbers say something about the server, worst first."""
 
-    CLIENT_LIMITED = "client-limited"
     CONTAMINATED = "contaminated"
     NOT_COMPARABLE = "not comparable"
+    CLIENT_LIMITED = "client-limited"
     VALID = "valid"
 
 

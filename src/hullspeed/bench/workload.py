@@ -22,7 +22,7 @@ from hullspeed.bench.reply import Reply, read_reply
 from hullspeed.bench.spec import BenchSpec
 from hullspeed.errors import EngineError
 
-_MAX_COUNTING_ROUNDS = 8
+_MAX_COUNTING_ROUNDS = 24
 
 
 @dataclass(frozen=True, slots=True)
