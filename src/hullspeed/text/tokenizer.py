@@ -24,7 +24,9 @@ class Tokenizer:
     """Text to ids and back.
 
     Plain text never yields a control token (``<|im_end|>``, end of text, ...): the backend does
-    not know them. They are parsed only where ``parse_special`` asks for it.
+    not know them. They are parsed only where ``parse_special`` asks for it. A byte that the
+    vocabulary has no token for is dropped, as every user of such a vocabulary does (SmolLM2's
+    lacks 21, among them those of U+40000 and above).
 
     Attributes:
         vocab: Number of token ids (ids at or above it decode to nothing).
