@@ -1,0 +1,139 @@
+"""The embedded engine on a CPU: weights, KV pages and Python in one address space."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hullspeed.arch.dtypes import nbytes
+from hullspeed.arch.model import ModelArch
+from hullspeed.arch.tensors import Role
+from hullspeed.errors import UsageError
+from hullspeed.memory.after_load import page_pool
+from hullspeed.memory.budget import (
+    EngineSettings,
+    GpuMemory,
+    MemoryBudget,
+    MemoryItem,
+    MemoryStack,
+    Term,
+    WeightBytes,
+)
+from hullspeed.memory.pages import PagePool
+from hullspeed.memory.profile import EngineProfile, engine_profile
+from hullspeed.units import MIB
+
+Z90 = 1.645
+MATRICES = (Role.LINEAR, Role.EXPERT, Role.HEAD, Role.EMBEDDING, Role.GATE)
+
+
+def embedded_weights(arch: ModelArch, weight_dtype: str = "fp16") -> WeightBytes:
+    """Bytes of the weights as the engine holds them, whatever the file's format: matrices in
+    ``weight_dtype``, vectors in fp32; a tied output head is a second, packed copy. Vision and MTP
+    parts are not loaded.
+    """
+    if weight_dtype not in ("fp16", "fp32"):
+        raise UsageError("weights are held as fp16 or fp32", seen=weight_dtype)
+    total = 0
+    for tensor in arch.tensors(extras=False):
+        matrix = tensor.role in MATRICES
+        total += nbytes(tensor.elements, weight_dtype if matrix else "fp32")
+        if tensor.role is Role.EMBEDDING and arch.tied_embeddings:
+            total += nbytes(tensor.elements, weight_dtype)
+    return WeightBytes(decoder=total, source=f"parameters held as {weight_dtype}")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedAllocator:
+    """Implements :class:`hullspeed.memory.budget.Allocator`; the "GPU" is the machine's memory."""
+
+    def profile(self, settings: EngineSettings) -> EngineProfile:
+        """The engine's own constants."""
+        return engine_profile("hullspeed", settings.version)
+
+    def stack(
+        self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, weights: WeightBytes
+    ) -> MemoryStack:
+        """Weights, process, activations, then half of what is free, at most what the running
+        sequences can use.
+        """
+        if settings.tp != 1 or settings.pp != 1:
+            raise UsageError("the embedded engine runs on one machine", seen=settings.tp)
+        number = self.profile(settings).number
+        chunk = settings.max_num_batched_tokens or int(number("default_batched_tokens"))
+        width = max(getattr(layer.mlp, "intermediate", 0) for layer in arch.layers)
+        work = round(number("activation_bytes_per_width") * width * chunk) + 4 * arch.vocab * (
+            settings.max_num_seqs or int(number("default_num_seqs"))
+        )
+        process = round(number("process_mib") * MIB)
+        spread = round(Z90 * number("runtime_sigma_mib") * MIB)
+        free = gpu.total_bytes - gpu.baseline_bytes - weights.decoder - work - process
+        pool = self._pool_bytes(arch, gpu, settings, free)
+        items = (
+            MemoryItem(
+                term=Term.WEIGHTS, name="weights", bytes=weights.decoder, source=weights.source
+            ),
+            MemoryItem(
+                term=Term.RUNTIME,
+                name="process",
+                bytes=process,
+                source="Python, torch, numba and the API process, resident",
+                exact=False,
+                interval=(process - spread, process + spread),
+            ),
+            MemoryItem(
+                term=Term.RUNTIME,
+                name="activations and logits",
+                bytes=work,
+                source=f"{chunk} tokens x widest MLP {width} in fp32, logits of running sequences",
+                exact=False,
+            ),
+            MemoryItem(
+                term=Term.SEQUENCE_STATE,
+                name="KV pages and states",
+                bytes=pool,
+                source="half of what is free, at most what the running sequences can use",
+                exact=settings.kv_cache_bytes is not None,
+            ),
+            MemoryItem(
+                term=Term.HEADROOM,
+                name="left to the system",
+                bytes=free - pool,
+                source="the rest",
+                exact=False,
+            ),
+        )
+        return MemoryStack(engine="hullspeed", total_bytes=gpu.total_bytes, items=items)
+
+    def _pool_bytes(
+        self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, free: int
+    ) -> int:
+        if settings.kv_cache_bytes is not None:
+            return settings.kv_cache_bytes
+        if free <= 0:
+            return free
+        share = settings.memory_fraction or float(self.profile(settings).rule("default_fraction"))
+        plan = self.pool(arch, gpu, settings, 0)
+        usable = plan.asked_num_seqs * plan.bytes_per_request(plan.max_model_len)
+        return min(math.floor(free * share), usable)
+
+    def pool(
+        self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, pool_bytes: int
+    ) -> PagePool:
+        """Pages of 64 tokens in fp32 unless ``kv_dtype`` says otherwise."""
+        return page_pool(arch, _cpu_dtypes(settings), self.profile(settings), pool_bytes)
+
+    def knobs(self, budget: MemoryBudget) -> dict[str, str]:
+        """``hullspeed serve`` takes bytes."""
+        return {
+            "--kv-budget": str(budget.pool_bytes),
+            "--max-running": str(budget.max_num_seqs),
+            "--max-context": str(budget.max_model_len),
+        }
+
+
+def _cpu_dtypes(settings: EngineSettings) -> EngineSettings:
+    """CPU kernels keep KV in fp32 unless told otherwise (numba has no 16-bit arithmetic)."""
+    if settings.kv_dtype is not None:
+        return settings
+    return replace(settings, kv_dtype="fp32")
