@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from hullspeed.arch.load import load_arch
 from hullspeed.arch.model import ModelArch
-from hullspeed.arch.read import read_arch
 from hullspeed.clock import MonotonicClock
 from hullspeed.core.build import build_scheduler
 from hullspeed.core.engine import EngineLoop, Limits
@@ -58,7 +58,7 @@ def load_engine(config: EngineConfig, progress: Progress = silent) -> LoadedEngi
         progress(task, done_bytes / total_bytes if total_bytes else 0.0)
 
     files = resolve(config.model, fetched)
-    arch = read_arch(files)
+    arch = load_arch(files)
     text = read_model_text(text_path(files))
     return build_engine(config, files, arch, text, progress)
 
