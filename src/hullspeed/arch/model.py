@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from hullspeed.arch.mixers import Mixer
 from hullspeed.arch.mlps import Mlp
@@ -90,21 +92,34 @@ class ModelArch:
 
     def tensors(self, *, extras: bool = True) -> Iterator[TensorSpec]:
         """Every weight of the checkpoint with its full name."""
-        embed = (self.vocab, self.hidden)
-        yield TensorSpec(f"{self.prefix}{self.embedding_name}.weight", embed, Role.EMBEDDING)
+        embedding, *rest = self.outer_tensors()
+        yield embedding
         for i, layer in enumerate(self.layers):
             for tensor in layer.tensors(self.hidden):
                 yield tensor.under(f"{self.prefix}layers.{i}.")
-        yield TensorSpec(f"{self.prefix}{self.final_norm_name}.weight", (self.hidden,), Role.NORM)
-        if not self.tied_embeddings:
-            yield TensorSpec(f"{self.head_name}.weight", embed, Role.HEAD)
+        yield from rest
         if extras:
             for extra in self.extras:
                 yield from extra.tensors
 
+    def outer_tensors(self) -> Iterator[TensorSpec]:
+        """The embedding, the last norm and, unless tied, the output head."""
+        embed = (self.vocab, self.hidden)
+        yield TensorSpec(f"{self.prefix}{self.embedding_name}.weight", embed, Role.EMBEDDING)
+        norm = f"{self.prefix}{self.final_norm_name}.weight"
+        yield TensorSpec(norm, (self.hidden,), Role.NORM)
+        if not self.tied_embeddings:
+            yield TensorSpec(f"{self.head_name}.weight", embed, Role.HEAD)
+
     def param_count(self, *, extras: bool = True) -> int:
         """Number of parameters, exact to the tensor."""
-        return sum(tensor.elements for tensor in self.tensors(extras=extras))
+        # Layers repeat, and with experts each has thousands of tensors: count each kind once.
+        in_layers = sum(
+            times * sum(tensor.elements for tensor in layer.tensors(self.hidden))
+            for layer, times in Counter(self.layers).items()
+        )
+        beside = (t for extra in self.extras for t in extra.tensors) if extras else ()
+        return in_layers + sum(t.elements for t in chain(self.outer_tensors(), beside))
 
     def kv_bytes(self, context_tokens: int, dtype: str) -> int:
         """Bytes of keys and values of one sequence of ``context_tokens`` tokens."""

@@ -1,0 +1,108 @@
+"""Headers: what the files really hold, compared with what the architecture says they should."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from hullspeed.arch.model import Extra, ModelArch
+from hullspeed.arch.quant import stored_parts
+from hullspeed.arch.safetensors import StoredTensor
+from hullspeed.arch.tensors import Role, TensorSpec
+from hullspeed.errors import CorruptFileError
+
+# safetensors' element types by our names
+DTYPES = {
+    "BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp64", "F8_E4M3": "fp8",
+    "F8_E5M2": "fp8", "F8_E8M0": "uint8", "I8": "int8", "U8": "uint8", "I16": "int16",
+    "I32": "int32", "U32": "int32", "I64": "int64", "U64": "int64", "BOOL": "bool",
+}  # fmt: skip
+
+# Buffers that old checkpoints carry and every loader drops.
+_DROPPED = re.compile(r"\.(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias|position_ids)$")
+_SHOWN = 3
+
+
+def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelArch:
+    """The architecture with the bytes that the files' headers state.
+
+    A part beside the decoder (vision tower, MTP layer) that the files leave out is dropped; a
+    head that they leave out is tied. Tensors that the architecture does not name become the
+    extra ``"unlisted"``, so that no byte is lost.
+
+    Raises:
+        CorruptFileError: if a weight is missing or has another shape.
+    """
+    names = _renamed(arch, headers)
+    if not arch.tied_embeddings and f"{arch.head_name}.weight" not in names:
+        arch = replace(arch, tied_embeddings=True)
+    arch = replace(arch, extras=tuple(e for e in arch.extras if _present(arch, e, names)))
+    sizes: dict[str, int] = {}
+    used: set[str] = set()
+    problems: list[str] = []
+    for spec, part in stored_parts(arch):
+        found = names.get(part.name)
+        if found is None:
+            problems.append(f"{part.name} is missing")
+            continue
+        used.add(part.name)
+        if found.shape != part.shape and not (part.shape == () and found.shape == (1,)):
+            problems.append(f"{part.name} has shape {found.shape}, expected {part.shape}")
+        sizes[spec.name] = sizes.get(spec.name, 0) + found.nbytes
+    if problems:
+        raise CorruptFileError(
+            f"the weights do not fit config.json in {len(problems)} tensors",
+            seen="; ".join(problems[:_SHOWN]),
+            fix="config.json and weights must be of one revision; fetch the model again",
+        )
+    unlisted = [t for name, t in names.items() if name not in used and not _DROPPED.search(name)]
+    if arch.tied_embeddings:
+        # Some checkpoints of tied models store the head a second time.
+        unlisted = [t for t in unlisted if t.name != f"{arch.head_name}.weight"]
+    if unlisted:
+        extra = _unlisted(unlisted)
+        arch = replace(arch, extras=(*arch.extras, extra))
+        sizes |= {tensor.name: tensor.nbytes for tensor in unlisted}
+    format_ = replace(arch.weight_format, stored_bytes=sizes)
+    return replace(arch, weight_format=format_, dtype=_dtype(arch, names))
+
+
+def _renamed(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """The headers under the names of the architecture.
+
+    Text-only copies of multimodal models use ``model.``; checkpoints saved by transformers 5
+    use ``model.language_model.`` for the decoder and keep the tower below ``model.``.
+    """
+    embedding = f"{arch.prefix}{arch.embedding_name}.weight"
+    if embedding in headers:
+        return headers
+    for prefix in ("model.language_model.", "model.", "language_model.model.", "backbone."):
+        if f"{prefix}{arch.embedding_name}.weight" in headers:
+            return {_rename(name, prefix, arch.prefix): t for name, t in headers.items()}
+    return headers
+
+
+def _rename(name: str, old: str, new: str) -> str:
+    return new + name.removeprefix(old) if name.startswith(old) else name
+
+
+def _present(arch: ModelArch, extra: Extra, names: Mapping[str, StoredTensor]) -> bool:
+    """Whether the files hold any of an extra's weights."""
+    return any(
+        part.name in names
+        for spec in extra.tensors
+        for part in arch.weight_format.parts(spec, arch.dtype)
+    )
+
+
+def _unlisted(tensors: Iterable[StoredTensor]) -> Extra:
+    specs = tuple(TensorSpec(t.name, t.shape, Role.VECTOR) for t in tensors)
+    return Extra(name="unlisted", tensors=specs)
+
+
+def _dtype(arch: ModelArch, names: Mapping[str, StoredTensor]) -> str:
+    """The type that the embedding is really stored in."""
+    stored = names[f"{arch.prefix}{arch.embedding_name}.weight"].dtype
+    kind = DTYPES.get(stored, arch.dtype)
+    return kind if kind in ("bf16", "fp16", "fp32") else arch.dtype
