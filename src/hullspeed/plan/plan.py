@@ -1,0 +1,374 @@
+"""make_plan: the answer to a case, and the advice that goes with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+
+from hullspeed.errors import UsageError
+from hullspeed.findings import Finding, Severity
+from hullspeed.memory.allocators import allocator
+from hullspeed.memory.budget import MemoryBudget, MemoryStack, PoolPlan, Term
+from hullspeed.plan.capacity import Capacity, kv_dtype, make_capacity, state_dtype
+from hullspeed.plan.case import Case
+from hullspeed.plan.cost import Cost, ManagedPrice, make_cost
+from hullspeed.plan.engines import SHARED_SHARE, TIGHT_TPOT_S, Choice, choose
+from hullspeed.plan.explain import Derivation, derive, kv_formula, state_formula
+from hullspeed.plan.remedies import Remedy, find_remedies
+from hullspeed.plan.speed import Speed
+from hullspeed.plan.workload import Workload
+from hullspeed.units import format_bytes, format_seconds, format_tokens
+
+_MOST_IN_FLIGHT = 1024
+_LEAST_SEQS = 8
+
+Verdict = Literal["fits", "misses objective", "too many requests", "does not fit"]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What will happen, and what to do about it.
+
+    Attributes:
+        ok: The workload fits and its objective is met at the prediction.
+        summary: The verdict in one sentence, with the context and concurrency it is about.
+        limit: What binds.
+        kv_bytes_per_token: All ranks together.
+        speed: ``None`` when no speeds are known for the target or nothing fits.
+        flags: The engine's own settings for this plan.
+    """
+
+    model: str
+    engine: str
+    target: str
+    n_gpus: int
+    workload: Workload
+    verdict: Verdict
+    ok: bool
+    summary: str
+    limit: str
+    assumptions: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    stack: MemoryStack
+    capacity: Capacity
+    kv_bytes_per_token: int
+    kv_formula: str
+    state_bytes_per_sequence: int
+    state_formula: str
+    speed: Speed | None
+    remedies: tuple[Remedy, ...]
+    cost: Cost | None
+    engines: tuple[Choice, ...]
+    flags: dict[str, str]
+    derivation: tuple[Derivation, ...]
+
+
+def make_plan(
+    case: Case, *, managed: ManagedPrice | None = None, usd_per_hour: float | None = None,
+    advice: bool = True,
+) -> Plan:  # fmt: skip
+    """Plan for ``case``.
+
+    Args:
+        case: The question.
+        managed: Price of a managed endpoint to compare with.
+        usd_per_hour: Of one GPU (or this machine), in place of the catalogue's price.
+        advice: Tables, remedies, engine choice and derivations; a sweep over many cases spares
+            them.
+
+    Raises:
+        UsageError: for settings that contradict each other.
+        UnsupportedModelError: if the engine does not run the model.
+    """
+    asked = case
+    case, unreachable = _at_rate(case)
+    case = _with_engine_limits(case)
+    arch, settings, workload = case.model.arch, case.settings, case.workload
+    predictor = case.predictor()
+    stack, pool, capacity = make_capacity(
+        case.model, case.memory(), settings, workload, tables=advice
+    )
+    findings = [*stack.findings, *pool.findings, *_findings(workload, stack, capacity)]
+    if unreachable:
+        findings.append(_rate_too_high(workload))
+    if advice:
+        findings += _of_defaults(asked, findings)
+    running = min(workload.concurrency, capacity.served)
+    speed = predictor.speed(workload, running) if predictor and running else None
+    missed = _missed(workload, speed)
+    verdict = _verdict(stack, capacity, missed)
+    ssm, dtype = state_dtype(arch, settings), kv_dtype(arch, settings)
+    state_bytes = arch.state_bytes(ssm, arch.dtype, settings.draft_tokens)
+    return Plan(
+        model=case.model.name,
+        engine=settings.engine,
+        target=case.target,
+        n_gpus=case.n_gpus,
+        workload=workload,
+        verdict=verdict,
+        ok=verdict == "fits",
+        summary=_summary(case, workload, stack, capacity, missed, verdict),
+        limit=_limit(stack, capacity, speed, missed),
+        assumptions=_assumptions(case, workload, dtype, ssm if state_bytes else ""),
+        findings=tuple(findings),
+        stack=stack,
+        capacity=capacity,
+        kv_bytes_per_token=arch.kv_bytes_per_token(dtype),
+        kv_formula=kv_formula(arch, dtype) if advice else "",
+        state_bytes_per_sequence=state_bytes,
+        state_formula=state_formula(arch, ssm, settings.draft_tokens) if advice else "",
+        speed=speed,
+        remedies=find_remedies(case) if advice else (),
+        cost=_cost(case, workload, speed, managed, usd_per_hour),
+        engines=choose(_facts(case, workload, verdict)) if advice else (),
+        flags=_flags(case, stack, pool, capacity) if advice else {},
+        derivation=derive(case, stack, pool, capacity) if advice else (),
+    )
+
+
+def _at_rate(case: Case) -> tuple[Case, bool]:
+    """The case with the requests in flight that its rate means, and whether no number of them
+    completes so many.
+    """
+    workload, predictor = case.workload, case.predictor()
+    if workload.rate is None or predictor is None:
+        return case, False
+    needed = predictor.concurrency_for(workload, workload.rate, _MOST_IN_FLIGHT)
+    found = msgspec.structs.replace(workload, concurrency=needed or _MOST_IN_FLIGHT)
+    return replace(case, workload=found), needed is None
+
+
+def _with_engine_limits(case: Case) -> Case:
+    """The workload's context and concurrency as engine settings, where none were given: an engine
+    left at its default max_num_seqs of 1,024 sets memory aside for 1,024 requests.
+    """
+    settings, workload = case.settings, case.workload
+    return case.with_settings(
+        max_model_len=settings.max_model_len or workload.context_tokens,
+        max_num_seqs=settings.max_num_seqs or max(_LEAST_SEQS, workload.concurrency),
+    )
+
+
+def _of_defaults(asked: Case, known: list[Finding]) -> list[Finding]:
+    """What the engine's own max_num_seqs would have met, as a warning: the usual first crash."""
+    if asked.settings.max_num_seqs is not None or asked.settings.engine == "hullspeed":
+        return []
+    left = asked.with_settings(
+        max_model_len=asked.settings.max_model_len or asked.workload.context_tokens
+    )
+    stack, pool, _ = make_capacity(
+        left.model, left.memory(), left.settings, left.workload, tables=False
+    )
+    codes = {finding.code for finding in known}
+    return [
+        Finding(
+            code=finding.code,
+            severity=Severity.WARNING,
+            what=f"with the engine's default max_num_seqs: {finding.what}",
+            why=finding.why,
+            evidence=finding.evidence,
+            fix="start it with the flags of this plan",
+        )
+        for finding in (*stack.findings, *pool.findings)
+        if finding.severity is Severity.ERROR and finding.code not in codes
+    ]
+
+
+def _findings(workload: Workload, stack: MemoryStack, capacity: Capacity) -> list[Finding]:
+    found = []
+    if capacity.longest_served < 1:
+        found.append(
+            Finding(
+                code="PLAN001",
+                severity=Severity.ERROR,
+                what=f"not one request of {format_tokens(workload.context_tokens)} tokens fits",
+                why="the engine refuses to start, or the first long request never runs",
+                evidence={
+                    "pool": format_bytes(capacity.pool_bytes),
+                    "weights": format_bytes(stack.bytes_of(Term.WEIGHTS)),
+                },
+                fix=_longest(capacity),
+            )
+        )
+    elif capacity.served < workload.concurrency:
+        found.append(
+            Finding(
+                code="PLAN002",
+                severity=Severity.ERROR,
+                what=f"{capacity.served} of {workload.concurrency} requests of "
+                f"{format_tokens(workload.request_tokens)} tokens run at once; the others queue",
+                why="queued requests wait for whole answers of others: TTFT grows by orders",
+                evidence={"pool": format_bytes(capacity.pool_bytes)},
+                fix="see the remedies, or admit fewer at a time",
+            )
+        )
+    elif capacity.served_low < workload.concurrency:
+        found.append(
+            Finding(
+                code="PLAN003",
+                severity=Severity.WARNING,
+                what=f"at the lower end of the pool's interval only {capacity.served_low} of "
+                f"{workload.concurrency} requests run at once",
+                why="activations and graphs are measured elsewhere, not derived",
+                evidence={"pool": f"{format_bytes(capacity.pool_low_bytes)} to "
+                          f"{format_bytes(capacity.pool_high_bytes)}"},
+                fix="read the pool in the start-up log; leave a margin",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _longest(capacity: Capacity) -> str:
+    longest = next((row.max_context_tokens for row in capacity.by_concurrency), 0)
+    if longest:
+        return f"the longest context that fits is {format_tokens(longest)} tokens"
+    return "no context fits: smaller weights, more GPUs or a larger one"
+
+
+def _rate_too_high(workload: Workload) -> Finding:
+    return Finding(
+        code="PLAN004",
+        severity=Severity.ERROR,
+        what=f"{workload.rate:g} requests a second are more than this target completes",
+        why=f"even with {_MOST_IN_FLIGHT:,} in flight the queue grows, memory left aside",
+        fix="more replicas, or see the remedies",
+    )
+
+
+def _missed(workload: Workload, speed: Speed | None) -> list[str]:
+    """Objectives that the prediction misses, as sentences."""
+    if speed is None:
+        return []
+    missed = []
+    ttft = (speed.ttft_cached_s or speed.ttft_s).value
+    if workload.ttft_s is not None and ttft > workload.ttft_s:
+        missed.append(f"TTFT {format_seconds(ttft)} above {format_seconds(workload.ttft_s)}")
+    itl = speed.itl_s.value
+    if workload.tpot_s is not None and itl > workload.tpot_s:
+        missed.append(f"TPOT {format_seconds(itl)} above {format_seconds(workload.tpot_s)}")
+    return missed
+
+
+def _verdict(stack: MemoryStack, capacity: Capacity, missed: list[str]) -> Verdict:
+    if stack.pool_bytes == 0 or capacity.longest_served < 1:
+        return "does not fit"
+    if capacity.served < capacity.needed:
+        return "too many requests"
+    return "misses objective" if missed else "fits"
+
+
+def _summary(
+    case: Case, workload: Workload, stack: MemoryStack, capacity: Capacity, missed: list[str],
+    verdict: Verdict,
+) -> str:  # fmt: skip
+    what = f"{case.model.name} on {case.target} with {case.settings.engine}"
+    size = (
+        f"{workload.concurrency} requests of {format_tokens(workload.request_tokens)} tokens, "
+        f"longest {format_tokens(workload.context_tokens)}"
+    )
+    if verdict == "fits":
+        return f"{what} fits {size}; {capacity.served} such requests would run at once"
+    if verdict == "misses objective":
+        return f"{what} fits {size}, but misses its objective: {'; '.join(missed)}"
+    if verdict == "too many requests":
+        return f"{what} runs {capacity.served} at once, not {size}"
+    weights = stack.bytes_of(Term.WEIGHTS)
+    if weights > stack.total_bytes:
+        return (
+            f"{what} does not fit: weights of {format_bytes(weights)} in memory of "
+            f"{format_bytes(stack.total_bytes)}"
+        )
+    return f"{what} does not fit one request of {size}; {_longest(capacity)}"
+
+
+def _limit(stack: MemoryStack, capacity: Capacity, speed: Speed | None, missed: list[str]) -> str:
+    if stack.pool_bytes == 0:
+        return "memory: weights and runtime leave nothing for sequences"
+    if capacity.served < capacity.needed or speed is None:
+        return "memory for sequences"
+    what = "speed" if missed else "speed, before memory"
+    return f"{what}: {speed.bound}"
+
+
+def _assumptions(case: Case, workload: Workload, kv: str, ssm: str) -> tuple[str, ...]:
+    settings = case.settings
+    lines = [*workload.assumed, f"KV cache in {kv}"]
+    if ssm:
+        lines.append(f"recurrent state in {ssm}")
+    if settings.version:
+        lines.append(f"{settings.engine} {settings.version}")
+    elif settings.engine != "hullspeed":
+        lines.append(f"{settings.engine}: newest version that was checked (--engine-version)")
+    if case.gpu is not None:
+        lines.append(
+            f"{case.gpu.name}: {case.gpu.memory_gib:.2f} GiB as the driver reports it "
+            f"({case.gpu.memory_origin}), nothing else on it"
+        )
+        if case.gpu.unified:
+            lines.append("memory is shared with the system, whose use is not subtracted")
+    if workload.shared_prefix:
+        lines.append(f"first {workload.shared_prefix:,} input tokens are shared and stay cached")
+    lines.append("TTFT and ITL are means; lengths are the typical ones, not a distribution")
+    return tuple(lines)
+
+
+def _facts(case: Case, workload: Workload, verdict: Verdict) -> frozenset[str]:
+    arch = case.model.arch
+    facts = {
+        "no_gpu": case.gpu is None,
+        "gpu": case.gpu is not None,
+        "nvidia": case.gpu is not None and case.gpu.vendor == "nvidia",
+        "amd": case.gpu is not None and case.gpu.vendor == "amd",
+        "hybrid": arch.state_bytes("fp32", "bf16") > 0,
+        "moe": any(layer.mlp.kind == "moe" for layer in arch.layers),
+        "dense": all(layer.mlp.kind != "moe" for layer in arch.layers),
+        "does_not_fit": verdict == "does not fit",
+        "shared_prefix": workload.shared_prefix >= SHARED_SHARE * workload.isl,
+        "structured": workload.structured,
+        "concurrent": workload.concurrency > 1,
+        "single": workload.concurrency == 1,
+        "tight_latency": workload.tpot_s is not None and workload.tpot_s < TIGHT_TPOT_S,
+    }
+    return frozenset(name for name, true in facts.items() if true)
+
+
+def _cost(
+    case: Case, workload: Workload, speed: Speed | None, managed: ManagedPrice | None,
+    usd_per_hour: float | None,
+) -> Cost | None:  # fmt: skip
+    if usd_per_hour is not None and usd_per_hour <= 0:
+        raise UsageError("--price must be above 0", seen=usd_per_hour)
+    price = case.gpu.price if case.gpu else None
+    if speed is None or (usd_per_hour is None and price is None):
+        return None
+    each = usd_per_hour if usd_per_hour is not None else price.usd_per_hour if price else 0.0
+    source = (
+        "given" if usd_per_hour is not None else f"{price.source}, {price.date}" if price else ""
+    )
+    return make_cost(
+        workload,
+        usd_per_hour=each * case.n_gpus,
+        price_source=source,
+        requests_per_s=speed.requests_per_s,
+        managed=managed,
+    )
+
+
+def _flags(case: Case, stack: MemoryStack, pool: PoolPlan, capacity: Capacity) -> dict[str, str]:
+    """The engine's knobs for this budget: slots for the workload, never more than start."""
+    settings, workload = case.settings, case.workload
+    seqs = settings.max_num_seqs or workload.concurrency
+    if capacity.max_num_seqs is not None:
+        seqs = min(seqs, capacity.max_num_seqs)
+    budget = MemoryBudget(
+        gpu=case.memory(),
+        weights_bytes=stack.bytes_of(Term.WEIGHTS),
+        runtime_bytes=stack.bytes_of(Term.RUNTIME),
+        pool_bytes=pool.pool_bytes,
+        max_model_len=settings.max_model_len or workload.context_tokens,
+        max_num_seqs=max(1, seqs),
+    )
+    if pool.pool_bytes <= 0:
+        return {}
+    return allocator(settings.engine).knobs(budget)
