@@ -9,7 +9,7 @@ from hullspeed.arch.quant import WeightFormat, weight_breakdown
 from hullspeed.arch.schemes import Scheme
 from hullspeed.arch.tensors import Role
 from hullspeed.memory.budget import WeightBytes
-from hullspeed.memory.embedded import embedded_weights
+from hullspeed.memory.ours import held_weights
 
 _EXTRAS = ("mtp", "vision")
 
@@ -36,7 +36,7 @@ class PlannedModel:
 
     def embedded(self, weight_dtype: str) -> PlannedModel:
         """The same model as the embedded engine holds it."""
-        return replace(self, weights=embedded_weights(self.arch, weight_dtype))
+        return replace(self, weights=held_weights(self.arch, weight_dtype))
 
     def with_fp8_weights(self) -> PlannedModel:
         """The same model with its layers' matrices in FP8 blocks of 128 x 128, as official FP8
