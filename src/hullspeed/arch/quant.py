@@ -93,7 +93,7 @@ class WeightFormat:
             return PLAIN
         module = spec.name.removesuffix(".weight")
         if self.layers:
-            return self.layers.get(module, PLAIN)
+            return next((self.layers[m] for m in _upwards(module) if m in self.layers), PLAIN)
         if spec.role not in self.roles or module in self.ignore:
             return PLAIN
         return self.scheme
@@ -109,6 +109,13 @@ class WeightFormat:
         if self.kv_scales and spec.name.endswith((".k_proj.weight", ".v_proj.weight")):
             module = spec.name.removesuffix(".weight")
             yield Part(f"{module}.{module[-6]}_scale", "fp32", ())
+
+
+def _upwards(module: str) -> Iterator[str]:
+    """The module, its parent, and so on."""
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
 
 
 UNQUANTIZED = WeightFormat()
