@@ -129,8 +129,8 @@ def test_no_lock_is_exit_1(stack: Path, tmp_path: Path) -> None:
 def test_this_machine_with_a_truncated_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = tmp_path / "cut.safetensors"
-    model.write_bytes(struct.pack("<Q", 10_000) + b"{")
+    model = tmp_path / "cut.gguf"
+    model.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 5, 5))
     assert run(["preflight", str(model), "--port", "0", "--json"]) == 2
     assert run(["preflight", str(model), "--port", "18431", "--json"]) == 1
     data = orjson.loads(capsys.readouterr().out)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from hullspeed.arch import gguf, safetensors
+from hullspeed.arch.load import load_arch
+from hullspeed.arch.mixers import FullAttention, GatedDeltaNet, Mixer
 from hullspeed.errors import CorruptFileError, SourceError, UnsupportedModelError
 from hullspeed.preflight.stack import Model, ModelFile
 from hullspeed.sources import ModelFiles, cache_dir, resolve
@@ -76,10 +78,27 @@ def _describe(source: str, files: ModelFiles) -> Model:
 
 
 def _with_arch(model: Model, files: ModelFiles) -> Model:
-    """``model`` with what the headers say; every header is read to its end."""
-    if files.kind == "gguf":
-        headers = [gguf.GgufFile(path) for path in files.weights]
-        family = str(headers[0].metadata.get("general.architecture", ""))
-        return msgspec.structs.replace(model, family=family, quant="gguf")
-    safetensors.read_files(files.weights)
-    return model
+    """``model`` with what its configuration and every header say."""
+    arch = load_arch(files)
+    mixers = [layer.mixer for layer in arch.layers]
+    return msgspec.structs.replace(
+        model,
+        family=arch.family,
+        dtype=arch.dtype,
+        quant="gguf" if files.kind == "gguf" else arch.quant,
+        heads=_heads(mixers),
+        layers=len(arch.layers),
+        max_context_tokens=arch.max_context_tokens,
+        hybrid=any(mixer.state_bytes("fp32", "bf16") > 0 for mixer in mixers),
+    )
+
+
+def _heads(mixers: Sequence[Mixer]) -> dict[str, int]:
+    """Head counts that tensor parallelism must divide."""
+    heads: dict[str, int] = {}
+    for mixer in mixers:
+        if isinstance(mixer, FullAttention):
+            heads |= {"query": mixer.q_heads, "key_value": mixer.kv_heads}
+        elif isinstance(mixer, GatedDeltaNet):
+            heads |= {"state_key": mixer.k_heads, "state_value": mixer.v_heads}
+    return heads

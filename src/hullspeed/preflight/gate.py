@@ -11,6 +11,7 @@ from hullspeed.preflight.ask import Ask
 from hullspeed.preflight.chain import check
 from hullspeed.preflight.codes import codes
 from hullspeed.preflight.probes import MachineProbes, Probes
+from hullspeed.preflight.sizing import sized
 
 
 def run_preflight(
@@ -29,7 +30,8 @@ def run_preflight(
         BrokenStackError: if the engine's interpreter does not run.
     """
     asked = Ask(model=model, engine=engine, **ask).checked()
-    return check(asked, (probes or MachineProbes()).stack(asked))
+    stack = (probes or MachineProbes()).stack(asked)
+    return check(sized(asked, stack), stack)
 
 
 def gate(findings: Sequence[Finding], overrides: Sequence[str] = ()) -> list[Finding]:

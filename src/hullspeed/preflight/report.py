@@ -15,6 +15,7 @@ from hullspeed.preflight.chain import LinkResult, links
 from hullspeed.preflight.gate import exit_code, parse_overrides
 from hullspeed.preflight.probes import MachineProbes, Probes, RecordedProbes
 from hullspeed.preflight.show import as_data, as_lines
+from hullspeed.preflight.sizing import sized
 from hullspeed.preflight.stack import Model, Stack
 from hullspeed.sources.cache import sha256_of
 
@@ -59,7 +60,7 @@ def judge(request: Request) -> Judged:
     ask, stack = request.ask, probes.stack(request.ask)
     if (request.locked or request.write_lock) and not request.stack:
         stack = with_digests(stack)
-    chain = links(ask, stack)
+    chain = links(sized(ask, stack), stack)
     if request.locked:
         found = tuple(locks.drift(request.lock, ask, stack))
         chain.append(LinkResult("lock", str(request.lock), found))

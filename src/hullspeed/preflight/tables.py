@@ -11,6 +11,8 @@ import msgspec
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from hullspeed.models.support import FAMILIES
+
 
 class EngineVersion(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for engine versions in ``[since, until)``.
@@ -100,7 +102,10 @@ def _load(name: str) -> dict[str, Any]:
 @functools.cache
 def engines() -> dict[str, Engine]:
     """Every engine by name."""
-    return msgspec.convert(_load("engines.toml"), dict[str, Engine])
+    table = msgspec.convert(_load("engines.toml"), dict[str, Engine])
+    own = table["hullspeed"]
+    families = dict.fromkeys(FAMILIES, own.versions[0].since)
+    return {**table, "hullspeed": msgspec.structs.replace(own, families=families)}
 
 
 @functools.cache
