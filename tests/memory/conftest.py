@@ -53,7 +53,7 @@ def _model(
         rope=Rope(theta=1e6),
         max_context_tokens=context,
         extras=extras,
-        options={"mamba_ssm_dtype": ssm} if ssm else {},
+        options={"state_dtype": ssm} if ssm else {},
     )
 
 

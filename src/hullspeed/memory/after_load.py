@@ -1,17 +1,14 @@
-"""Engines that take a share of what is FREE after loading: TensorRT-LLM and Transformers."""
+"""What engines have in common that take a share of what is FREE after loading."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from hullspeed.arch.model import ModelArch
-from hullspeed.errors import UnsupportedModelError, UsageError
-from hullspeed.findings import Finding, Severity
+from hullspeed.errors import UsageError
 from hullspeed.memory.budget import (
     EngineSettings,
     GpuMemory,
-    MemoryBudget,
     MemoryItem,
     MemoryStack,
     Term,
@@ -19,7 +16,7 @@ from hullspeed.memory.budget import (
 )
 from hullspeed.memory.layers import cache_layers, kv_dtype_of, state_dtype_of
 from hullspeed.memory.pages import PagePool
-from hullspeed.memory.profile import EngineProfile, engine_profile
+from hullspeed.memory.profile import EngineProfile
 from hullspeed.units import GIB
 
 Z90 = 1.645
@@ -48,7 +45,7 @@ def page_pool(
     )
 
 
-def _after_load_stack(
+def after_load_stack(
     engine: str,
     arch: ModelArch,
     gpu: GpuMemory,
@@ -56,6 +53,7 @@ def _after_load_stack(
     weights: WeightBytes,
     profile: EngineProfile,
 ) -> MemoryStack:
+    """Weights, one step's activations, then the pool as a share of the rest."""
     number = profile.number
     loaded = weights.decoder - weights.replicated
     loaded += 0 if settings.language_model_only else weights.vision
@@ -93,99 +91,3 @@ def _after_load_stack(
             item(Term.HEADROOM, "left free", free - pool, f"{1 - share:.2f} x free after load"),
         ),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class TrtllmAllocator:
-    """TensorRT-LLM's PyTorch backend (implements :class:`hullspeed.memory.budget.Allocator`)."""
-
-    extrapolate: bool = False
-
-    def profile(self, settings: EngineSettings) -> EngineProfile:
-        """The rules at ``settings.version``."""
-        return engine_profile("trtllm", settings.version, extrapolate=self.extrapolate)
-
-    def stack(
-        self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, weights: WeightBytes
-    ) -> MemoryStack:
-        """``free_gpu_memory_fraction`` of what is free after loading and profiling."""
-        stack = _after_load_stack("trtllm", arch, gpu, settings, weights, self.profile(settings))
-        return MemoryStack(
-            engine=stack.engine,
-            total_bytes=stack.total_bytes,
-            items=stack.items,
-            findings=_experimental(arch, self.profile(settings)),
-        )
-
-    def pool(
-        self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, pool_bytes: int
-    ) -> PagePool:
-        """Blocks of 32 tokens, and one state per sequence for hybrids."""
-        return page_pool(arch, settings, self.profile(settings), pool_bytes)
-
-    def knobs(self, budget: MemoryBudget) -> dict[str, str]:
-        """The fraction of free memory that yields the pool (a YAML key, not a flag)."""
-        free = budget.gpu.total_bytes - budget.weights_bytes - budget.runtime_bytes
-        share = max(0.01, min(0.99, budget.pool_bytes / max(1, free)))
-        return {
-            "kv_cache_config.free_gpu_memory_fraction": f"{math.floor(share * 1000) / 1000:.3f}",
-            "max_seq_len": str(budget.max_model_len),
-            "max_batch_size": str(budget.max_num_seqs),
-        }
-
-
-def _experimental(arch: ModelArch, profile: EngineProfile) -> tuple[Finding, ...]:
-    if not arch.state_bytes("fp32", "fp16"):
-        return ()
-    return (
-        Finding(
-            code="MEM021",
-            severity=Severity.WARNING,
-            what="hybrid models on TensorRT-LLM are experimental: no public run was found to check",
-            evidence={"source": profile.source("hybrid_reuse")},
-            fix="prefer vLLM or SGLang, or verify the endpoint first: hullspeed verify",
-        ),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class TransformersAllocator:
-    """``transformers serve --continuous-batching``."""
-
-    extrapolate: bool = False
-
-    def profile(self, settings: EngineSettings) -> EngineProfile:
-        """The rules at ``settings.version``."""
-        return engine_profile("transformers", settings.version, extrapolate=self.extrapolate)
-
-    def stack(
-        self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, weights: WeightBytes
-    ) -> MemoryStack:
-        """A share of what is free after loading."""
-        _refuse_state(arch)
-        profile = self.profile(settings)
-        return _after_load_stack("transformers", arch, gpu, settings, weights, profile)
-
-    def pool(
-        self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, pool_bytes: int
-    ) -> PagePool:
-        """Pages of the paged cache."""
-        _refuse_state(arch)
-        return page_pool(arch, settings, self.profile(settings), pool_bytes)
-
-    def knobs(self, budget: MemoryBudget) -> dict[str, str]:
-        """The share of free memory."""
-        free = budget.gpu.total_bytes - budget.weights_bytes - budget.runtime_bytes
-        share = max(0.01, min(0.99, budget.pool_bytes / max(1, free)))
-        return {"max_memory_percent": f"{math.floor(share * 1000) / 1000:.3f}"}
-
-
-def _refuse_state(arch: ModelArch) -> None:
-    if arch.state_bytes("fp32", "fp16"):
-        raise UnsupportedModelError(
-            "transformers' continuous batching has no allocator for linear attention "
-            '("Invalid layer type: linear_attention")',
-            seen=arch.family,
-            fix="use vLLM or SGLang for hybrid models; transformers' plain generate gives "
-            "reference logits",
-        )

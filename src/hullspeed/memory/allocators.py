@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
-from hullspeed.memory.after_load import TransformersAllocator, TrtllmAllocator
 from hullspeed.memory.budget import (
     Allocator,
     EngineSettings,
@@ -17,8 +16,10 @@ from hullspeed.memory.budget import (
     Term,
     WeightBytes,
 )
-from hullspeed.memory.embedded import EmbeddedAllocator
+from hullspeed.memory.ours import HullspeedAllocator
 from hullspeed.memory.sglang import SglangAllocator
+from hullspeed.memory.transformers import TransformersAllocator
+from hullspeed.memory.trtllm import TrtllmAllocator
 from hullspeed.memory.vllm import VllmAllocator
 
 ENGINES = ("hullspeed", "vllm", "sglang", "trtllm", "transformers")
@@ -40,7 +41,7 @@ def allocator(engine: str, *, extrapolate: bool = False) -> Allocator:
         case "transformers":
             return TransformersAllocator(extrapolate)
         case "hullspeed":
-            return EmbeddedAllocator()
+            return HullspeedAllocator()
     raise UsageError("unknown engine", seen=engine, fix=f"one of {', '.join(ENGINES)}")
 
 

@@ -40,16 +40,16 @@ def normal_dtype(name: str) -> str:
 def kv_dtype_of(arch: ModelArch, asked: str | None) -> str:
     """The KV dtype in force: the flag, else what the checkpoint declares, else the model's own."""
     if asked is None or asked == "auto":
-        return normal_dtype(str(arch.options.get("kv_cache_dtype", arch.dtype)))
+        return normal_dtype(arch.weight_format.kv_dtype or arch.dtype)
     return normal_dtype(asked)
 
 
 def state_dtype_of(arch: ModelArch, asked: str | None, default: str | None = None) -> str:
-    """The dtype of the recurrent state: the flag, else ``mamba_ssm_dtype`` of the configuration,
+    """The dtype of the recurrent state: the flag, else the configuration's (``mamba_ssm_dtype``),
     else the engine's ``default``, else the model's dtype.
     """
     if asked is None or asked == "auto":
-        return normal_dtype(str(arch.options.get("mamba_ssm_dtype", default or arch.dtype)))
+        return normal_dtype(str(arch.options.get("state_dtype", default or arch.dtype)))
     return normal_dtype(asked)
 
 

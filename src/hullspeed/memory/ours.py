@@ -27,7 +27,7 @@ Z90 = 1.645
 MATRICES = (Role.LINEAR, Role.EXPERT, Role.HEAD, Role.EMBEDDING, Role.GATE)
 
 
-def embedded_weights(arch: ModelArch, weight_dtype: str = "fp16") -> WeightBytes:
+def held_weights(arch: ModelArch, weight_dtype: str = "fp16") -> WeightBytes:
     """Bytes of the weights as the engine holds them, whatever the file's format: matrices in
     ``weight_dtype``, vectors in fp32; a tied output head is a second, packed copy. Vision and MTP
     parts are not loaded.
@@ -44,7 +44,7 @@ def embedded_weights(arch: ModelArch, weight_dtype: str = "fp16") -> WeightBytes
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddedAllocator:
+class HullspeedAllocator:
     """Implements :class:`hullspeed.memory.budget.Allocator`; the "GPU" is the machine's memory."""
 
     def profile(self, settings: EngineSettings) -> EngineProfile:
