@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
+
 from support.live_server import LiveServer, live_server
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from hullspeed.server.settings import ServerSettings
 from support.fake_engine import FakeLink
 from support.live_server import LiveServer, live_server
@@ -30,7 +31,9 @@ def open_request(server: LiveServer, **fields: Any) -> socket.socket:
     """A request on a bare socket, sent and not read."""
     body = json.dumps({"prompt": "abc", "max_tokens": 2000, **fields}).encode()
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x.localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x.localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     sock.sendall(head.encode() + body)
     return sock
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
+
 from hullspeed.server import auth
 from hullspeed.server.auth import KeyRing
 from hullspeed.server.settings import ServerSettings
@@ -56,7 +57,8 @@ def test_each_key_opens(keyed: LiveServer, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "Bearer", "Bearer ", f"Basic {KEYS[0]}", f"Bearer {KEYS[0]}x", KEYS[0], "Bearer \xff"]
+    "value",
+    ["", "Bearer", "Bearer ", f"Basic {KEYS[0]}", f"Bearer {KEYS[0]}x", KEYS[0], "Bearer \xff"],
 )
 def test_wrong_keys(keyed: LiveServer, value: str) -> None:
     head = f"GET /v1/models HTTP/1.1\nhost: 127.0.0.1\nauthorization: {value}"

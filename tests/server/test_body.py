@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
+
 from hullspeed.server.settings import ServerSettings
 from support.live_server import live_server
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx2
 import pytest
+
 from hullspeed.server.completions import split_prompt
 from support.streams import events, text_of
 
@@ -42,7 +43,8 @@ def test_shapes_of_prompts(client: httpx2.Client, prompt: object, texts: list[st
 
 
 @pytest.mark.parametrize(
-    "prompt", [[], [1, "a"], ["a", [1]], [[1], 2], [[True]], [1.5], [None], [[[1]]], [[]], "", [["a"]]]
+    "prompt",
+    [[], [1, "a"], ["a", [1]], [[1], 2], [[True]], [1.5], [None], [[[1]]], [[]], "", [["a"]]],
 )
 def test_prompts_that_cannot_be(client: httpx2.Client, prompt: object) -> None:
     answer = ask(client, prompt)
@@ -72,7 +74,13 @@ def test_choices_are_numbered_by_prompt(client: httpx2.Client) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("stop", "text"),
-    [("ca", "ab"), (["zz", "bca"], "a"), ("abcabcabc", ""), ("xyz", "abcabcabca"), (["c", "b"], "a")],
+    [
+        ("ca", "ab"),
+        (["zz", "bca"], "a"),
+        ("abcabcabc", ""),
+        ("xyz", "abcabcabca"),
+        (["c", "b"], "a"),
+    ],
 )
 def test_stop_strings_across_tokens(
     client: httpx2.Client, stop: object, text: str, stream: bool

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from hullspeed.server.settings import ServerSettings
 from support.live_server import LiveServer, live_server
 

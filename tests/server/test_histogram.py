@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from hullspeed.server.histogram import Histogram, one_two_five
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Reference
+
+from hullspeed.server.histogram import Histogram, one_two_five
 
 BOUNDS = (0.5, 1.0, 2.0)
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
 from hullspeed.server.metrics import (
     COUNTERS,
     GAUGES,
@@ -11,7 +13,6 @@ from hullspeed.server.metrics import (
     LATENCY_BUCKETS_S,
     TTFT_BUCKETS_S,
 )
-from prometheus_client.parser import text_string_to_metric_families
 from support.live_server import live_server
 
 SNAPSHOT = Path(__file__).with_name("metrics.txt")
@@ -85,10 +86,14 @@ def test_no_path_of_a_client_becomes_a_label(client: httpx2.Client) -> None:
 
 
 def test_vllm_bucket_boundaries_are_all_there() -> None:
-    vllm_itl = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # fmt: skip
+    vllm_itl = (
+        .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+    )  # fmt: skip
     assert set(vllm_itl) <= set(ITL_BUCKETS_S)
     assert len(TTFT_BUCKETS_S) == 22
-    vllm_latency = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)  # fmt: skip
+    vllm_latency = (
+        .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+    )  # fmt: skip
     assert set(vllm_latency) <= set(LATENCY_BUCKETS_S)
     for buckets in (ITL_BUCKETS_S, TTFT_BUCKETS_S, LATENCY_BUCKETS_S):
         assert list(buckets) == sorted(set(buckets))

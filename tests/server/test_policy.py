@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from hullspeed.errors import ContextOverflowError, RequestError, UnknownModelError
 from hullspeed.server.auth import ANYONE, Tenant
 from hullspeed.server.policy import Job, RequestPolicy
@@ -10,12 +11,12 @@ from hullspeed.server.schemas import GenerationFields
 from hullspeed.server.settings import ServerSettings
 from support.fake_engine import VOCAB, fake_info
 
-POLICY = RequestPolicy(ServerSettings(max_prompts=4, max_sequences=8), ("fake",), fake_info(context=100))
+POLICY = RequestPolicy(
+    ServerSettings(max_prompts=4, max_sequences=8), ("fake",), fake_info(context=100)
+)
 
 
-def job(
-    *, prompts: list[list[int]] | None = None, tenant: Tenant = ANYONE, **fields: Any
-) -> Job:
+def job(*, prompts: list[list[int]] | None = None, tenant: Tenant = ANYONE, **fields: Any) -> Job:
     parsed = GenerationFields(**fields)
     return POLICY.job(
         parsed, [[1, 2, 3]] if prompts is None else prompts, tenant, max_tokens=parsed.max_tokens

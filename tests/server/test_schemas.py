@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from hullspeed.errors import RequestError
 from hullspeed.server.schemas import HARMLESS, NEUTRAL, ChatRequest, CompletionRequest, parse
 
@@ -47,7 +48,8 @@ def test_fields_that_are_not_served_are_refused_by_name(field: str) -> None:
         ({"messages": MESSAGES, "stop": [5]}, "stop[0]"),
         ({"messages": MESSAGES, "logit_bias": [1]}, "logit_bias"),
         ({"messages": MESSAGES, "stream_options": 1}, "stream_options"),
-        ({"messages": MESSAGES, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"messages": MESSAGES, "stream_options": {"include_usage": 1}},
+         "stream_options.include_usage"),
     ],
 )  # fmt: skip
 def test_wrong_types_name_the_field(body: dict[str, Any], param: str) -> None:

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import pytest
+
 from hullspeed.errors import UsageError
 from hullspeed.server.settings import ServerSettings, is_loopback
 
 KEY = "a-long-enough-key"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]", "a.localhost"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]", "a.localhost"]
+)
 def test_loopback(host: str) -> None:
     assert is_loopback(host)
     ServerSettings(host=host).check()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "", "127.0.0.1.evil.com"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "", "127.0.0.1.evil.com"]
+)
 def test_beyond_loopback_needs_a_key(host: str) -> None:
     assert not is_loopback(host)
     with pytest.raises(UsageError, match="needs an API key"):
@@ -21,7 +26,9 @@ def test_beyond_loopback_needs_a_key(host: str) -> None:
     ServerSettings(host=host, api_keys=(KEY,)).check()
 
 
-@pytest.mark.parametrize("key", ["", "short", "has a space in it", "ключ-ключ-ключ", "new\nline-key"])
+@pytest.mark.parametrize(
+    "key", ["", "short", "has a space in it", "ключ-ключ-ключ", "new\nline-key"]
+)
 def test_keys_that_cannot_be(key: str) -> None:
     with pytest.raises(UsageError, match="API key"):
         ServerSettings(api_keys=(key,)).check()

@@ -3,8 +3,9 @@ from __future__ import annotations
 import time
 
 import httpx2
-import hullspeed
 import pytest
+
+import hullspeed
 from hullspeed.runtime.messages import Failed
 from hullspeed.server.settings import ServerSettings
 from support.fake_engine import FakeLink
@@ -13,7 +14,9 @@ from support.live_server import live_server
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-def wait_for(client: httpx2.Client, path: str, status: int, limit_s: float = 5.0) -> httpx2.Response:
+def wait_for(
+    client: httpx2.Client, path: str, status: int, limit_s: float = 5.0
+) -> httpx2.Response:
     deadline_s = time.monotonic() + limit_s
     while True:
         answer = client.get(path)
@@ -83,9 +86,7 @@ def test_an_engine_that_cannot_load() -> None:
 
 
 def test_a_silent_engine_is_unhealthy_then_replaced() -> None:
-    settings = ServerSettings(
-        port=0, heartbeat_limit_s=0.2, hang_limit_s=0.8, restart_delay_s=0.01
-    )
+    settings = ServerSettings(port=0, heartbeat_limit_s=0.2, hang_limit_s=0.8, restart_delay_s=0.01)
     with live_server(settings) as server, server.client() as client:
         server.link.silent = True
         assert wait_for(client, "/health", 503).json()["engine"] == "ready"

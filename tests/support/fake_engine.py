@@ -12,6 +12,9 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
 from hullspeed.core.sampling import SamplingParams
 from hullspeed.runtime.messages import (
     Cancel,
@@ -30,8 +33,6 @@ from hullspeed.server.service import Texts
 from hullspeed.text.chat import ChatFormat
 from hullspeed.text.template import ChatTemplate
 from hullspeed.text.tokenizer import Tokenizer
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 CONTROL = {"<|im_start|>": 256, "<|im_end|>": 257}
 EOS = 257

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import uvloop
+
 from hullspeed.server.engine import Engine
 from hullspeed.server.lifecycle import Web, bind, web_config
 from hullspeed.server.metrics import Metrics

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Protocol
 
@@ -184,15 +185,16 @@ class Engine:
 
     async def stop(self, grace_s: float = 2.0) -> None:
         """End the process: politely, then not. Whatever is in flight fails."""
+        was_ready = self.state is State.READY
         self.state = State.STOPPED
         self._stopping = True
         link = self._link
-        if link is not None:
+        if link is not None and was_ready:
             link.send(Shutdown())
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), grace_s)
-            except TimeoutError:
-                link.kill()
+        if link is not None:
+            link.kill()  # while it loads it reads no messages
         self._fail_all()
         self._settled.set()
 

@@ -27,7 +27,7 @@ from hullspeed.server.settings import ServerSettings
 CUT_EXIT_CODE = 1
 """Exit code after a shutdown that cut requests."""
 
-_LAST_WORDS_S = 3
+_LAST_WORDS_S = 2
 """How long connections may take to read what was written before the end."""
 
 

@@ -1,8 +1,8 @@
 """What /metrics says: our names, and vLLM's for the same values so that its dashboards work.
 
 The table ``NAMES`` is the contract (a snapshot test holds it). Names, buckets and meanings of the
-``vllm:`` columns follow vLLM 0.33's ``v1/metrics/loggers.py``; finer boundaries are added at the low
-end of its latency buckets, none of its own are missing.
+``vllm:`` columns follow vLLM 0.33's ``v1/metrics/loggers.py``; finer boundaries are added at the
+low end of its latency buckets, none of its own are missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ ITL_BUCKETS_S = (
     .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )
 LATENCY_BUCKETS_S = (
-    .001, .005, .01, .025, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+    .001, .005, .01, .025, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
+    50, 60, 120, 240, 480, 960, 1920, 7680,
 )
 HTTP_BUCKETS_S = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300)
 N_BUCKETS = (1, 2, 5, 10, 20)
