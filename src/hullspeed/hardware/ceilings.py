@@ -78,6 +78,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
             (sequence, KV head) pairs that can run side by side.
         chunk_flops_per_s: FLOP/s of chunk attention against visible context in tokens.
         relative_error: Half-width of the 90 % interval of a step time, as a share of it.
+        quiet: No other process disturbed the measurement.
     """
 
     fingerprint: str
@@ -91,6 +92,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     chunk_flops_per_s: Curve
     overheads: Overheads
     relative_error: float
+    quiet: bool = True
     notes: tuple[str, ...] = ()
 
 

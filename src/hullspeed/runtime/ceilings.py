@@ -126,7 +126,11 @@ def measure_ceilings(
     if share > _QUIET_SHARE:
         notes += (f"other processes kept {share:.0%} of the cores busy: measure again when quiet",)
     return msgspec.structs.replace(
-        bare, overheads=overheads, relative_error=0.2 + share, notes=notes
+        bare,
+        overheads=overheads,
+        relative_error=0.2 + share,
+        quiet=share <= _QUIET_SHARE,
+        notes=notes,
     )
 
 
