@@ -308,15 +308,13 @@ def _draw_nucleus(scores: Tensor, states: Sequence[_State], stream: _Stream) -> 
     """
     weights = scores.exp_()
     tokens = torch.empty(len(states), dtype=torch.int64, device=weights.device)
+    limits = weights.sum(dim=1) * _column([s.top_p for s in states], weights)[:, 0]
     if any(state.min_p > 0 for state in states):
         weights[weights < _column([s.min_p for s in states], weights)] = 0.0
     left = list(range(len(states)))
-    limits: Tensor | None = None
     attempt = 0
     while left:
         sums = weights.cumsum(dim=1)
-        if limits is None:
-            limits = sums[:, -1] * _column([s.top_p for s in states], weights)[:, 0]
         picks = _invert(sums, stream.attempt(attempt, left, weights.device))
         tokens[left] = picks
         # Where top_p is 1 every token is in, whatever rounding says.
