@@ -74,7 +74,9 @@ def test_mixed_batches(decoder: Decoder, oracle: Any) -> None:
             spans.append(SpanInput(part, done[i], tables[i], sample=True))
             done[i] += length
         logits = decoder.forward(every_row(spans))
-        for i, rows in zip(chosen, logits.split([len(s.tokens) for s in spans]), strict=True):
+        for i, rows in zip(
+            chosen, torch.split(logits, [len(s.tokens) for s in spans]), strict=True
+        ):
             got[i].append(rows)
     for sequence, parts in zip(sequences, got, strict=True):
         torch.testing.assert_close(torch.cat(parts), oracle.logits(sequence), atol=1e-4, rtol=0)

@@ -82,7 +82,7 @@ class RefKernels:
     ) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
         heads = qkv.view(len(qkv), -1, shape.head_dim)
-        q, k, v = heads.split([shape.q_heads, shape.kv_heads, shape.kv_heads], dim=1)
+        q, k, v = torch.split(heads, [shape.q_heads, shape.kv_heads, shape.kv_heads], dim=1)
         if norms is not None:
             q = F.rms_norm(q, (shape.head_dim,), norms.q_weight, norms.eps)
             k = F.rms_norm(k, (shape.head_dim,), norms.k_weight, norms.eps)

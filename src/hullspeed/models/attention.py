@@ -11,6 +11,8 @@ from hullspeed.arch.mixers import FullAttention, SlidingAttention
 from hullspeed.kernels.base import AttentionShape, HeadNorms, Kernels, KvPages, RotaryTable
 from hullspeed.models.weights import Weights
 
+PAGE_TOKENS = 64
+
 
 class Attention:
     """Grouped-query attention of one layer, queries, keys and values in one projection.
@@ -47,7 +49,7 @@ class Attention:
         if spec.qk_norm:
             q_norm, k_norm = (weights.tensor(f"{below}{name}_norm.weight") for name in "qk")
             self._norms = HeadNorms(q_norm, k_norm, eps)
-        self.allocate_kv(0, 1)
+        self.allocate_kv(0, PAGE_TOKENS)
 
     kv: KvPages
 

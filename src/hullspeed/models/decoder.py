@@ -12,12 +12,15 @@ from torch import Tensor
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import EngineError
 from hullspeed.kernels.base import Kernels, KvPages
-from hullspeed.kernels.batch import Batch
+from hullspeed.kernels.batch import Batch, SpanInput
 from hullspeed.models.attention import Attention
 from hullspeed.models.mlp import GatedMlp
 from hullspeed.models.rope import rotary_table
 from hullspeed.models.support import check_supported
 from hullspeed.models.weights import Weights
+
+# Enough rows, and keys to attend to, that kernels share the work out to threads.
+_WARM_UP_TOKENS = 64
 
 
 class Mixing(Protocol):
@@ -110,6 +113,17 @@ class Decoder:
         for layer in self._layers:
             layer.mixer.allocate_kv(n_pages, page_tokens)
         self._n_pages, self._page_tokens = n_pages, page_tokens
+
+    def warm_up(self) -> None:
+        """Have every kernel compiled or loaded before the first request: a decode and a chunk.
+
+        Overwrites the first pages, so call it between :meth:`allocate_kv` and use.
+        """
+        room = min(self._n_pages * self._page_tokens, self.max_context_tokens)
+        for n_tokens in {1, min(_WARM_UP_TOKENS, room)}:
+            pages = range(-(-n_tokens // self._page_tokens))
+            self.forward(Batch.of([SpanInput([0] * n_tokens, 0, pages, sample=True)]))
+        self.copy_pages([0], [0])
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the batch, write its keys and values to its pages.

@@ -66,7 +66,8 @@ def _in_parts(
 
 @kernel(math="exact")
 def _half(raw: Bytes, at: int) -> np.float32:
-    return half_as_float(np.uint16(raw[at]) | (np.uint16(raw[at + 1]) << np.uint16(8)))
+    bits = np.uint16(raw[at]) | (np.uint16(raw[at + 1]) << np.uint16(8))
+    return np.float32(half_as_float(bits))
 
 
 @kernel(math="exact")

@@ -17,9 +17,8 @@ def rotary_table(
 ) -> RotaryTable:
     """Cosines and sines of every position, float32 ``[max_context_tokens, rotary_dim / 2]``.
 
-    Args:
-        factors: Divisors of the plain frequencies that come with the weights, float32
-            ``[rotary_dim / 2]``; they replace ``rope.scaling``.
+    ``factors`` are divisors of the plain frequencies that came with the weights, float32
+    ``[rotary_dim / 2]``; they replace ``rope.scaling``.
 
     Raises:
         UnsupportedModelError: for a kind of scaling that is not computed here.

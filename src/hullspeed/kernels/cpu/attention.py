@@ -42,14 +42,12 @@ def attend(
 ) -> None:  # fmt: skip
     """Items ``first .. last``, each a row (span, kv head, first token, tokens) of ``items``.
 
-    Args:
-        q: ``[T, Q, D]``; ``out`` alike.
-        keys: ``[n_pages, G, D, P]``; ``values``: ``[n_pages, G, P, D]``.
-        window: Keys a query sees, 0 for all.
+    ``q`` and ``out`` are ``[T, Q, D]``, ``keys`` ``[n_pages, G, D, P]``, ``values``
+    ``[n_pages, G, P, D]``; ``window`` is how many keys a query sees, 0 for all.
     """
     n_heads, dim = q.shape[1], q.shape[2]
-    group = n_heads // keys.shape[1]
-    page_tokens = keys.shape[3]
+    kv_heads, page_tokens = keys.shape[1], keys.shape[3]
+    group = n_heads // kv_heads
     most = 0
     for i in range(first, last):
         most = max(most, items[i, 3])
@@ -68,18 +66,25 @@ def attend(
         total[:rows] = 0
         start, end = positions[token], positions[token] + n_tokens
         first_page = max(0, start - window + 1) // page_tokens if window else 0
-        for p in range(first_page, (end + page_tokens - 1) // page_tokens):
+        n_pages = (end + page_tokens - 1) // page_tokens
+        for p in range(first_page, n_pages):
             page = page_table[span, p]
             begin = p * page_tokens
             depth = min(page_tokens, end - begin)
-            k0 = ((page * keys.shape[1]) + head) * dim * page_tokens
-            matmul(rows, page_tokens, dim, packed, 0, keys, k0, scores, 0, 0)
+            k0 = (page * kv_heads + head) * dim * page_tokens
+            matmul(rows, page_tokens, dim, packed, 0, keys, k0, scores, 0, 0, values, k0)
             for row in range(rows):
                 position = start + row // group
                 low = max(0, position - window + 1 - begin) if window else 0
                 high = min(page_tokens, position + 1 - begin)
-                _online_softmax(scores, mixed, highest, total, row, low, high)
-            matmul(rows, dim, depth, scores, 0, values, k0, mixed, 0, 1)
+                if low == 0 and high == page_tokens:
+                    # The same call: with plain bounds LLVM vectorises it.
+                    _online_softmax(scores, mixed, highest, total, row, 0, page_tokens)
+                else:
+                    _online_softmax(scores, mixed, highest, total, row, low, high)
+            follows = page_table[span, min(p + 1, n_pages - 1)]
+            n0 = (follows * kv_heads + head) * dim * page_tokens
+            matmul(rows, dim, depth, scores, 0, values, k0, mixed, 0, 1, keys, n0)
         for row in range(rows):
             scale_out = np.float32(1.0) / total[row]
             target = out[token + row // group, head * group + row % group]

@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from hullspeed.errors import UsageError
 from hullspeed.kernels.base import AttentionShape, HeadNorms, KvPages, Linear, RotaryTable
 from hullspeed.kernels.batch import Batch
 from hullspeed.kernels.cpu import attention, pages, pointwise
+from hullspeed.kernels.cpu.jit import config
 from hullspeed.kernels.cpu.linear import Fp16Linear, Fp32Linear
+from hullspeed.kernels.cpu.simd import LANES
 
 # Waking a second thread costs about 10 us; below these sizes one thread is done sooner.
 _PARALLEL_ROWS = 32
@@ -82,7 +85,7 @@ class CpuKernels:
 
     def __init__(self, *, weight_dtype: str = "fp16", threads: int = 1) -> None:
         self._half = weight_dtype == "fp16"
-        self.threads = min(threads, numba.config.NUMBA_NUM_THREADS)
+        self.threads = min(threads, config.NUMBA_NUM_THREADS)
         torch.set_num_threads(self.threads)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -96,6 +99,12 @@ class CpuKernels:
     def allocate_kv(self, shape: AttentionShape, n_pages: int, page_tokens: int) -> KvPages:
         """Zeros that the system hands out page by page as they are written."""
         g, d = shape.kv_heads, shape.head_dim
+        if d % LANES or page_tokens % LANES or page_tokens < LANES:
+            raise UsageError(
+                f"head dimension and tokens of a page must each be a multiple of {LANES}",
+                seen=(d, page_tokens),
+                fix="use pages of 64 tokens",
+            )
         keys = np.zeros((n_pages, g, d, page_tokens), np.float32)
         values = np.zeros((n_pages, g, page_tokens, d), np.float32)
         return KvPages(torch.from_numpy(keys), torch.from_numpy(values))

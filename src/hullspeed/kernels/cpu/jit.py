@@ -7,23 +7,28 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numba
-from numba.core import config
 
-from hullspeed.hardware.ceilings import cache_dir
+from hullspeed.sources.cache import cache_dir
 
-# What LLVM may assume. "exact": IEEE as written. "sums": sums in any order and fused multiply-add;
-# infinities and NaNs stay, so that a broken model shows NaN. "finite": neither occurs, without
-# which a maximum does not vectorise.
-Math = Literal["exact", "sums", "finite"]
+# What LLVM may assume. "exact": IEEE as written. "fused": multiply and add may become one.
+# "sums": sums in any order, too; infinities and NaNs stay, so that a broken model shows NaN.
+# "finite": neither occurs, without which a maximum does not vectorise.
+Math = Literal["exact", "fused", "sums", "finite"]
 _SUMS = {"reassoc", "contract", "arcp", "nsz"}
-_FLAGS: dict[str, Any] = {"exact": False, "sums": _SUMS, "finite": {*_SUMS, "nnan", "ninf"}}
+_FLAGS: dict[str, Any] = {
+    "exact": False,
+    "fused": {"contract"},
+    "sums": _SUMS,
+    "finite": {*_SUMS, "nnan", "ninf"},
+}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # torch's pool is OpenMP; numba's must be too, or the two fight for the cores.
+config: Any = numba.config
 config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
@@ -40,7 +45,7 @@ def kernel(*, parallel: bool = False, math: Math = "sums") -> Callable[[F], F]:
         before = config.CACHE_DIR
         try:
             config.CACHE_DIR = str(_CACHE or before)
-            compiled: F = numba.njit(
+            compiled: Any = numba.njit(
                 nogil=True,
                 parallel=parallel,
                 cache=cached,
@@ -49,7 +54,7 @@ def kernel(*, parallel: bool = False, math: Math = "sums") -> Callable[[F], F]:
             )(function)
         finally:
             config.CACHE_DIR = before
-        return compiled
+        return cast("F", compiled)
 
     return decorate
 

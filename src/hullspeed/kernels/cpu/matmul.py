@@ -25,11 +25,13 @@ def matmul(
     b: NDArray[np.float32], b0: int,
     c: NDArray[np.float32], c0: int,
     keep: int,
+    soon: NDArray[np.float32], soon0: int,
 ) -> None:  # fmt: skip
     """``C[rows, columns] = (C if keep else 0) + A[rows, depth] @ B[depth, columns]``.
 
-    A starts at flat offset a0 with row stride ``lda`` = its own row length ``a.shape[-1]``, and so
-    on. ``columns`` is a multiple of 16.
+    A starts at flat offset a0 of ``a`` and has rows as long as those of ``a``; B and C likewise.
+    ``columns`` is a multiple of 16. With few rows (decoding) the time is that of reading B, so what
+    is needed next, ``soon`` from flat offset soon0, is fetched meanwhile.
     """
     lda, ldb, ldc = a.shape[-1], b.shape[-1], c.shape[-1]
     column = 0
@@ -39,16 +41,16 @@ def matmul(
             left = rows - row
             ar, bc, cr = a0 + row * lda, b0 + column, c0 + row * ldc + column
             if left >= TILE_ROWS:
-                _tile_full(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep)
+                _tile_full(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep, soon, soon0)
                 row += TILE_ROWS
             elif left >= 3:
-                _tile_3(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep)
+                _tile_3(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep, soon, soon0)
                 row += 3
             elif left == 2:
-                _tile_2(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep)
+                _tile_2(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep, soon, soon0)
                 row += 2
             else:
-                _tile_1(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep)
+                _tile_1(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep, soon, soon0)
                 row += 1
         column += _WIDE
     while column < columns:
@@ -56,9 +58,9 @@ def matmul(
         while row < rows:
             ar, bc, cr = a0 + row * lda, b0 + column, c0 + row * ldc + column
             if rows - row >= TILE_ROWS:
-                _tile_full_narrow(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep)
+                _tile_full_narrow(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep, soon, soon0)
                 row += TILE_ROWS
             else:
-                _tile_1_narrow(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep)
+                _tile_1_narrow(a, ar, lda, b, bc, ldb, c, cr, ldc, depth, keep, soon, soon0)
                 row += 1
         column += LANES

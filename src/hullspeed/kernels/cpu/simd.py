@@ -4,18 +4,25 @@ Written as LLVM IR through numba's intrinsics, so that LLVM picks the instructio
 (AVX-512, AVX2, NEON); nothing is compiled at install.
 """
 
+# numba reads the parameters of an intrinsic by position and name, used or not.
+# ruff: noqa: ARG001
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
+import numba.extending
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import cgutils as untyped_cgutils
+from numba.core import types
 
 from hullspeed.kernels.cpu.jit import kernel
+
+intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.extending.intrinsic
+cgutils: Any = untyped_cgutils
 
 LANES = 16  # floats of a column vector: one AVX-512 register, two of AVX2, four of NEON
 
@@ -38,23 +45,23 @@ TILE_ROWS = 6 if _registers() >= 32 else 3
 
 
 def make_tile(rows: int, vectors: int) -> Callable[..., Any]:
-    """The intrinsic ``tile(a, a0, lda, b, b0, ldb, c, c0, ldc, depth, keep)``.
+    """The intrinsic ``tile(a, a0, lda, b, b0, ldb, c, c0, ldc, depth, keep, soon, soon0)``.
 
     ``C[rows, vectors * 16] = (C if keep else 0) + A[rows, depth] @ B[depth, vectors * 16]`` on
     float32 arrays from flat offsets a0, b0, c0 with row strides lda, ldb, ldc. Sums run over depth
-    in order, so a result does not depend on the tile it was computed in.
+    in order, so a result does not depend on the tile it was computed in. Meanwhile as many bytes
+    as a B of this width has are fetched from ``soon``, flat offset soon0, into the cache.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def tile(
         typingctx: Any, a: Any, a0: Any, lda: Any, b: Any, b0: Any, ldb: Any,
-        c: Any, c0: Any, ldc: Any, depth: Any, keep: Any,
+        c: Any, c0: Any, ldc: Any, depth: Any, keep: Any, soon: Any, soon0: Any,
     ) -> Any:  # fmt: skip
-        index = types.intp
-        signature = types.void(a, index, index, b, index, index, c, index, index, index, index)
-        return signature, _tile_codegen(rows, vectors)
+        i = types.intp
+        return types.void(a, i, i, b, i, i, c, i, i, i, i, soon, i), _tile_codegen(rows, vectors)
 
-    return tile  # type: ignore[no-any-return]
+    return tile
 
 
 def _tile_codegen(rows: int, vectors: int) -> Callable[..., Any]:
@@ -63,7 +70,7 @@ def _tile_codegen(rows: int, vectors: int) -> Callable[..., Any]:
             array = context.make_array(signature.args[which])(context, builder, args[which])
             return builder.gep(array.data, [args[which + 1]])
 
-        a, b, c = pointer(0), pointer(3), pointer(6)
+        a, b, c, soon = pointer(0), pointer(3), pointer(6), pointer(11)
         lda, ldb, ldc, depth, keep = args[2], args[5], args[8], args[9], args[10]
 
         def at(base: Any, row: Any, stride: Any, vector: int) -> Any:
@@ -86,6 +93,8 @@ def _tile_codegen(rows: int, vectors: int) -> Callable[..., Any]:
                     builder.store(ir.Constant(_VECTOR, None), total)
         with cgutils.for_range(builder, depth) as loop:
             row = [load(at(b, loop.index, ldb, v)) for v in range(vectors)]
+            for v in range(vectors if rows < TILE_ROWS else 0):
+                _prefetch(builder, at(soon, loop.index, _INT(vectors * LANES), v))
             for r in range(rows):
                 offset = builder.add(builder.mul(_INT(r), lda), loop.index)
                 scalar = _broadcast(builder, builder.load(builder.gep(a, [offset])))
@@ -102,13 +111,22 @@ def _tile_codegen(rows: int, vectors: int) -> Callable[..., Any]:
     return codegen
 
 
+def _prefetch(builder: Any, address: Any) -> None:
+    """Fetch one cache line for reading into L2: L1 is full of the page at hand."""
+    word = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), word, word, word])
+    fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    line = builder.bitcast(address, ir.IntType(8).as_pointer())
+    builder.call(fetch, [line, word(0), word(2), word(1)])
+
+
 def _broadcast(builder: Any, scalar: Any) -> Any:
     one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.IntType(32)(0))
     mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
     return builder.shuffle_vector(one, ir.Constant(_VECTOR, ir.Undefined), mask)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def as_float(typingctx: Any, bits: Any) -> Any:
     """The float32 whose bit pattern is the int32 ``bits``."""
 
@@ -118,7 +136,7 @@ def as_float(typingctx: Any, bits: Any) -> Any:
     return types.float32(types.int32), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def half_as_float(typingctx: Any, bits: Any) -> Any:
     """The float32 equal to the fp16 number whose bit pattern is the uint16 ``bits``."""
 
@@ -135,7 +153,7 @@ _LOWEST = np.float32(-87.0)
 _HIGHEST = np.float32(88.0)
 
 
-@kernel()
+@kernel(math="fused")
 def exp(x: np.float32) -> np.float32:
     """e^x within 2 ulp for -87 <= x <= 88, clamped outside; a form that loops vectorise.
 
@@ -151,4 +169,4 @@ def exp(x: np.float32) -> np.float32:
     p = p * x + np.float32(1.6666665459e-1)
     p = p * x + np.float32(5.0000001201e-1)
     p = p * x * x + x + np.float32(1.0)
-    return p * as_float((np.int32(n) + np.int32(127)) << np.int32(23))
+    return np.float32(p * as_float((np.int32(n) + np.int32(127)) << np.int32(23)))
