@@ -9,11 +9,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import msgspec
 
-from hullspeed import __version__
 from hullspeed.bench import metrics, trust
 from hullspeed.bench.client import Client
 from hullspeed.bench.http1 import Target
@@ -104,7 +104,7 @@ class _Session:
                 await self._measure(client, requests, prompts, None, rate)
         return BenchResult(
             spec=msgspec.structs.replace(spec, api_key=None),
-            version=__version__,
+            version=version("hullspeed"),
             started_at=started_at,
             prompt_tokens_by=prompts.counted_by,
             decoding=requests.decoding,

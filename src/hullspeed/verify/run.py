@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 
 import httpx2
 
-from hullspeed import __version__
 from hullspeed.errors import UsageError
 from hullspeed.findings import Severity
 from hullspeed.verify.check import Check, Fault, Skip
@@ -56,7 +56,7 @@ async def run(
     return VerifyReport(
         url=endpoint.url,
         model=endpoint.model,
-        version=__version__,
+        version=version("hullspeed"),
         apis=list(endpoint.apis),
         checks=results,
     )
