@@ -8,6 +8,7 @@ leaves alone stays in the model's own type.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
@@ -18,7 +19,7 @@ from hullspeed.arch.schemes import PLAIN, Part, Scheme, parts_of
 from hullspeed.arch.tensors import Role, TensorSpec
 
 if TYPE_CHECKING:
-    from hullspeed.arch.model import ModelArch
+    from hullspeed.arch.model import Layer, ModelArch
 
 LINEARS = frozenset({Role.LINEAR, Role.EXPERT})
 EVERY_LINEAR = frozenset({Role.LINEAR, Role.EXPERT, Role.GATE, Role.HEAD, Role.VISION})
@@ -98,6 +99,13 @@ class WeightFormat:
             return PLAIN
         return self.scheme
 
+    def tells_apart(self, what: str) -> bool:
+        """Whether rules or known sizes name single ``layers`` or ``experts`` by their number."""
+        if self.stored_bytes is not None:
+            return True
+        names = (*self.ignore.entries, *self.layers)
+        return any(re.search(rf"{what}\\?\.[\d(\[]", name) for name in names)
+
     def parts(self, spec: TensorSpec, dtype: str) -> Iterator[Part]:
         """The tensors that the checkpoint stores for one weight, by their own names."""
         scheme = self.scheme_of(spec)
@@ -142,24 +150,50 @@ def weight_breakdown(arch: ModelArch, *, extras: bool = True) -> dict[str, int]:
     """Bytes by part: ``embedding``, ``lm_head``, ``attention`` (and other mixers), ``mlp``,
     ``experts``, ``norms`` and each extra by name, scales with their weights.
     """
-    known = arch.weight_format.stored_bytes
     totals: dict[str, int] = {}
-    for part_name, specs in _sections(arch, extras):
-        for spec in specs:
-            if known is not None:
-                size = known.get(spec.name, 0)
-            else:
-                size = sum(part.nbytes for part in arch.weight_format.parts(spec, arch.dtype))
-            key = part_name or _part(arch, spec)
-            totals[key] = totals.get(key, 0) + size
+    for spec, times in _counted(arch):
+        key = _part(arch, spec)
+        totals[key] = totals.get(key, 0) + times * _stored_bytes(arch, spec)
+    for extra in arch.extras if extras else ():
+        totals[extra.name] = sum(_stored_bytes(arch, spec) for spec in extra.tensors)
     return totals
 
 
-def _sections(arch: ModelArch, extras: bool) -> Iterator[tuple[str, Iterator[TensorSpec]]]:
-    yield "", arch.tensors(extras=False)
-    if extras:
-        for extra in arch.extras:
-            yield extra.name, iter(extra.tensors)
+def _stored_bytes(arch: ModelArch, spec: TensorSpec) -> int:
+    stored = arch.weight_format
+    if stored.stored_bytes is not None:
+        return stored.stored_bytes.get(spec.name, 0)
+    return sum(part.nbytes for part in stored.parts(spec, arch.dtype))
+
+
+def _counted(arch: ModelArch) -> Iterator[tuple[TensorSpec, int]]:
+    """The decoder's weights, each with the number of times it occurs: layers and experts that
+    the format does not tell apart are alike, and a large model has tens of thousands of them.
+    """
+    yield from ((spec, 1) for spec in arch.outer_tensors())
+    layers_differ = arch.weight_format.tells_apart("layers")
+    experts_differ = arch.weight_format.tells_apart("experts")
+    for i, layer, times in _layers(arch, apart=layers_differ):
+        for spec in layer.tensors(arch.hidden):
+            expert = _EXPERT.search(spec.name)
+            copies = times
+            if expert and not experts_differ:
+                if expert[1] != "0":
+                    continue
+                copies = times * getattr(layer.mlp, "experts", 1)
+            yield spec.under(f"{arch.prefix}layers.{i}."), copies
+
+
+def _layers(arch: ModelArch, *, apart: bool) -> Iterator[tuple[int, Layer, int]]:
+    """Number, layer and how often it occurs."""
+    if apart:
+        yield from ((i, layer, 1) for i, layer in enumerate(arch.layers))
+    else:
+        for layer, times in Counter(arch.layers).items():
+            yield arch.layers.index(layer), layer, times
+
+
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def _part(arch: ModelArch, spec: TensorSpec) -> str:
