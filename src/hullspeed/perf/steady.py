@@ -6,7 +6,8 @@ one prompt adds to the steps that carry it, and s the time of those steps:
 
     cycle = osl D + C a                      the GPU is never idle; C osl / cycle is the throughput
     TTFT settled = request + D / 2 + s       requests out of step: a prompt rarely meets another
-    TTFT burst   = request + s + (C - 1) a / 2    requests in step: all C prompts queue together
+    TTFT burst   = request + s + (k (C/k + 1) / 2 - 1) a    requests in step: all C prompts queue,
+                                             k of them to a step
     ITL = (cycle + request - TTFT) / (osl - 1)    what is left of the cycle
 
 Lengths that vary bring requests out of step, equal lengths keep them in step; the estimate is the
@@ -92,7 +93,11 @@ def steady_state(
     added_s = max(service_s - n_chunks * decode_s, 0.0) if others else prefill_s
     cycle_s = osl * decode_s + concurrency * added_s if osl > 1 else concurrency * service_s
     settled_s = request_s + service_s + (decode_s / 2 if others else 0.0)
-    burst_s = max(settled_s, request_s + service_s + (concurrency - 1) * added_s / 2)
+    # Short prompts share a step: each of k in a step waits for all k, groups of k one another.
+    together = min(concurrency, max(1, step_tokens // (isl - cached_tokens)))
+    groups = -(-concurrency // together)
+    queue_s = added_s * (together * (groups + 1) / 2 - 1)
+    burst_s = max(settled_s, request_s + service_s + queue_s)
     if osl == 1:  # nothing but prompts: each waits for all others
         settled_s = burst_s = request_s + cycle_s
     steady = Steady(

@@ -10,10 +10,13 @@ from hullspeed.hardware.machine import Machine
 from hullspeed.memory.allocators import allocator
 from hullspeed.memory.budget import EngineSettings, GpuMemory, MemoryStack, PoolPlan
 from hullspeed.memory.layers import kv_dtype_of, state_dtype_of
+from hullspeed.memory.vllm import VllmAllocator
+from hullspeed.memory.vllm_runtime import resolve_limits
 from hullspeed.plan.model import PlannedModel
 from hullspeed.plan.workload import Workload
 
 CONTEXTS = (2048, 8192, 32768, 131072, 262144)
+_STEP_TOKENS = 8192  # chunked prefill of SGLang on cards above 60 GiB, TensorRT-LLM
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -176,3 +179,13 @@ def kv_dtype(arch: ModelArch, settings: EngineSettings) -> str:
 def state_dtype(arch: ModelArch, settings: EngineSettings) -> str:
     """Number format of the recurrent state."""
     return state_dtype_of(arch, settings.state_dtype)
+
+
+def step_tokens(arch: ModelArch, memory: GpuMemory, settings: EngineSettings) -> int:
+    """Token budget of a step: asked for, or the engine's default for this GPU."""
+    if settings.max_num_batched_tokens is not None:
+        return settings.max_num_batched_tokens
+    if settings.engine == "vllm":
+        profile = VllmAllocator().profile(settings)
+        return resolve_limits(arch, memory, settings, profile).max_num_batched_tokens
+    return _STEP_TOKENS

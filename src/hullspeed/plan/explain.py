@@ -9,7 +9,7 @@ import msgspec
 from hullspeed.arch.dtypes import bytes_per_element
 from hullspeed.arch.mixers import FullAttention, GatedDeltaNet, Mixer, SlidingAttention
 from hullspeed.arch.model import ModelArch
-from hullspeed.memory.budget import MemoryStack, PoolPlan
+from hullspeed.memory.budget import MemoryItem, MemoryStack, PoolPlan
 from hullspeed.plan.capacity import Capacity, kv_dtype, state_dtype
 from hullspeed.plan.case import Case
 from hullspeed.units import GIB, format_bytes, format_tokens
@@ -130,6 +130,14 @@ def derive(
         ),
     ]
     return tuple(rows)
+
+
+def _certainty(item: MemoryItem) -> str:
+    if item.exact:
+        return "exact"
+    if item.interval is None:
+        return "estimate"
+    return f"90 % interval {format_bytes(item.low)} to {format_bytes(item.high)}"
 
 
 def _counted(arch: ModelArch) -> list[tuple[Mixer, int]]:

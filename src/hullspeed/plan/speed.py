@@ -11,11 +11,10 @@ from hullspeed.perf.roofline import Roofline
 from hullspeed.perf.steady import Steady, prefill_seconds, steady_state
 from hullspeed.perf.step import StepCost
 from hullspeed.perf.work import Shape, StepSeconds
-from hullspeed.plan.capacity import kv_dtype, state_dtype
+from hullspeed.plan.capacity import kv_dtype, memory_of, state_dtype, step_tokens
 from hullspeed.plan.model import PlannedModel
 from hullspeed.plan.workload import Workload
 
-ROOFLINE_STEP_TOKENS = 8192
 CPU_STEP_TOKENS = 512
 
 
@@ -69,6 +68,9 @@ class Predictor:
         self._stream_s = stream_s
         self._ttft_factors = ttft_factors
         self._itl_factors = itl_factors
+        # Prompts are bound by arithmetic, whose share of peak varies more with kernels than
+        # bandwidth's does: at least a factor of two upwards where nothing was measured here.
+        self._prefill_factors = (itl_factors[0], max(itl_factors[1], ttft_factors[1] ** 0.5))
         self._source = source
 
     @classmethod
@@ -88,12 +90,12 @@ class Predictor:
         )
         return cls(
             roofline,
-            step_tokens=settings.max_num_batched_tokens or ROOFLINE_STEP_TOKENS,
+            step_tokens=step_tokens(model.arch, memory_of(gpu), settings),
             request_s=roofline.efficiency.request_s,
             stream_s=0.0,
             ttft_factors=roofline.ttft_interval,
             itl_factors=roofline.itl_interval,
-            source="roofline of the data sheet, not measured; interval from 928 published points",
+            source=roofline.history,
         )
 
     @classmethod
@@ -123,12 +125,12 @@ class Predictor:
         cached = None
         if workload.shared_prefix:
             warm = self._steady(workload, concurrency, workload.shared_prefix)
-            cached = self._ttft("TTFT, shared prefix cached", warm)
+            cached = self._ttft("TTFT, shared prefix cached", warm, concurrency)
         low, high = self._itl_factors
         per_s = (warm if workload.shared_prefix else cold).output_tokens_per_s
         return Speed(
             concurrency=concurrency,
-            ttft_s=self._ttft("TTFT", cold),
+            ttft_s=self._ttft("TTFT", cold, concurrency),
             ttft_settled_s=cold.ttft_settled_s,
             ttft_burst_s=cold.ttft_burst_s,
             ttft_cached_s=cached,
@@ -147,13 +149,13 @@ class Predictor:
     def prefill(self, n_tokens: int, cached_tokens: int = 0) -> Quantity:
         """One prompt alone, cold but for ``cached_tokens``."""
         seconds = prefill_seconds(self.cost, n_tokens, cached_tokens, self.step_tokens)
-        low, high = self._itl_factors
+        low, high = self._prefill_factors
         return Quantity(
             name=f"prefill of {n_tokens:,} tokens alone",
             unit="s",
             value=seconds,
             low=seconds * low,
-            high=seconds * max(high, 2.0),
+            high=seconds * high,
         )
 
     def concurrency_for(self, workload: Workload, rate: float, most: int) -> int | None:
@@ -183,8 +185,9 @@ class Predictor:
             stream_token_s=self._stream_s,
         )
 
-    def _ttft(self, name: str, steady: Steady) -> Quantity:
-        low, high = self._ttft_factors
+    def _ttft(self, name: str, steady: Steady, concurrency: int) -> Quantity:
+        # Alone, nothing queues: only the prompt's own computation is uncertain.
+        low, high = self._ttft_factors if concurrency > 1 else self._prefill_factors
         return Quantity(
             name=name,
             unit="s",

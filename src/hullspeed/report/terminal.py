@@ -109,7 +109,9 @@ def _table(block: Table) -> RenderableType:
     table = RichTable(box=None, pad_edge=False, header_style="dim", title=block.caption or None,
                       title_justify="left", title_style="italic")  # fmt: skip
     for i, name in enumerate(block.header):
-        table.add_column(name, justify="left" if i < block.text_columns else "right")
+        # Folded, never cut: a flag or a number that ends in dots cannot be copied.
+        words = i < block.text_columns
+        table.add_column(name, justify="left" if words else "right", overflow="fold")
     for row in block.rows:
         table.add_row(*[Text(cell) for cell in row])
     return table
@@ -123,7 +125,7 @@ def _percentiles(block: Percentiles) -> RenderableType:
     table.add_column("")
     for label in labels:
         table.add_column(f"{label} {block.unit}", justify="right")
-    table.add_column(f"p50 of {number(top)} {block.unit}" if top else "")
+    table.add_column("p50")
     for name, values in block.series.items():
         cells = [number(values[label]) if label in values else "-" for label in labels]
         first = values.get("p50", next(iter(values.values()), 0.0))
@@ -153,7 +155,8 @@ def _comparison(block: Comparison) -> RenderableType:
 def _finding(finding: Finding) -> RenderableType:
     text = Text(f"{finding.code} {finding.severity}: ", style=_SEVERITY[finding.severity])
     text.append(finding.what, style="default")
-    for label, value in (("why", finding.why), ("fix", finding.fix)):
+    evidence = ", ".join(f"{name} {value}" for name, value in finding.evidence.items())
+    for label, value in (("why", finding.why), ("seen", evidence), ("fix", finding.fix)):
         if value:
-            text.append(f"\n    {label}: {value}", style="dim" if label == "why" else "default")
+            text.append(f"\n    {label}: {value}", style="default" if label == "fix" else "dim")
     return text
