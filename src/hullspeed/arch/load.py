@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hullspeed.arch import families
 from hullspeed.arch.families.common import union
-from hullspeed.arch.fields import Fields, read_json
+from hullspeed.arch.fields import Fields, parse_json, read_json
 from hullspeed.arch.headers import with_headers
 from hullspeed.arch.model import ModelArch
 from hullspeed.arch.quant_config import weight_format
-from hullspeed.arch.safetensors import read_files
+from hullspeed.arch.safetensors import merge, parse_header, read_files
 from hullspeed.errors import UnsupportedModelError
 from hullspeed.sources.files import ModelFiles
+
+if TYPE_CHECKING:
+    from hullspeed.sources.remote import RemoteModel
 
 
 def load_arch(files: ModelFiles) -> ModelArch:
@@ -74,6 +77,28 @@ def arch_from_config(
         weight_format=stored,
         eos_token_ids=tuple(token for token in eos_ids if token < arch.vocab),
     )
+
+
+def arch_from_remote(model: RemoteModel) -> ModelArch:
+    """The architecture of a model on the hub, none of whose weights are here.
+
+    Raises:
+        CorruptFileError: if a header contradicts itself or config.json.
+        UnsupportedModelError: if the architecture or a field of it is not known here.
+    """
+
+    def parsed(raw: bytes | None, name: str) -> dict[str, Any] | None:
+        return parse_json(raw, name) if raw else None
+
+    arch = arch_from_config(
+        parse_json(model.config, "config.json"),
+        generation=parsed(model.generation_config, "generation_config.json"),
+        modelopt=parsed(model.quant_config, "hf_quant_config.json"),
+    )
+    if not model.headers:
+        return arch
+    shards = (parse_header(h.raw, h.file_bytes, h.name) for h in model.headers)
+    return with_headers(arch, merge(shards))
 
 
 def _tokenizer_eos(files: ModelFiles) -> list[int]:
