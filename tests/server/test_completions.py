@@ -140,3 +140,11 @@ def test_best_of(client: httpx2.Client) -> None:
 def test_control_tokens_of_a_raw_prompt_are_read(client: httpx2.Client) -> None:
     body = ask(client, "<|im_start|>a", max_tokens=1, return_token_ids=True).json()
     assert body["choices"][0]["prompt_token_ids"] == [256, 97]
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read(client: httpx2.Client) -> None:
+    too_long = 2_000_000
+    for prompt in ("x" * too_long, [97] * too_long, [[97] * too_long]):
+        answer = ask(client, prompt)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"

@@ -58,7 +58,7 @@ def byte_tokenizer() -> Tokenizer:
 def byte_texts() -> Texts:
     """Tokenizer and ChatML template of the fake model."""
     tokenizer = byte_tokenizer()
-    return Texts(tokenizer, ChatFormat(tokenizer, ChatTemplate(TEMPLATE)))
+    return Texts.of(tokenizer, ChatFormat(tokenizer, ChatTemplate(TEMPLATE)))
 
 
 def fake_info(

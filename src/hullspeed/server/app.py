@@ -99,7 +99,7 @@ async def _on_known_error(request: Request, error: Exception) -> Response:
         raise error
     answer = to_api_error(error)
     if answer.status >= 500 and not isinstance(error, ApiError):
-        sys.stderr.write(f"{request.scope['path']}: {error}\n")
+        sys.stderr.write(f"{request.scope['path']!r}: {error}\n")
     return error_response(answer)
 
 

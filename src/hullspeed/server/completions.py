@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +28,7 @@ async def completions(request: Request) -> Response:
     policy.model_name(fields.model)
     _check_together(fields)
     prompts = split_prompt(fields.prompt, service.settings.max_prompts)
-    ids = [await _encode(service, prompt, texts.tokenizer.vocab) for prompt in prompts]
+    ids = [await _encode(service, prompt) for prompt in prompts]
     job = policy.job(
         fields,
         ids,
@@ -41,8 +42,11 @@ async def completions(request: Request) -> Response:
     return Answer(generation, CompletionWire(generation, texts.tokenizer))
 
 
-def split_prompt(prompt: str | list[object], most: int) -> list[str | list[int]]:
+def split_prompt(prompt: str | list[Any], most: int) -> list[str | list[Any]]:
     """The prompts in any of the four shapes: text, texts, token ids, lists of token ids.
+
+    Only the outer shape is checked here, so that nothing long is walked through before its length
+    is known to be allowed.
 
     Raises:
         RequestError: an empty list, a mixture, or more than ``most`` prompts.
@@ -51,8 +55,8 @@ def split_prompt(prompt: str | list[object], most: int) -> list[str | list[int]]
         return [prompt]
     if not prompt:
         raise RequestError("prompt is empty", param="prompt", fix="send text or token ids")
-    if all(_is_id(item) for item in prompt):
-        return [prompt]  # type: ignore[list-item] # checked above
+    if _is_id(prompt[0]):
+        return [prompt]
     if len(prompt) > most:
         raise RequestError(
             "too many prompts in one request",
@@ -60,23 +64,31 @@ def split_prompt(prompt: str | list[object], most: int) -> list[str | list[int]]
             param="prompt",
             fix=f"send at most {most}",
         )
-    if all(isinstance(item, str) for item in prompt):
-        return list(prompt)  # type: ignore[arg-type] # checked above
-    if all(isinstance(item, list) and all(map(_is_id, item)) for item in prompt):
-        return list(prompt)  # type: ignore[arg-type] # checked above
-    raise RequestError(
-        "prompt is none of text, texts, token ids, lists of token ids", param="prompt"
-    )
+    for kind in (str, list):
+        if all(isinstance(item, kind) for item in prompt):
+            return prompt
+    raise _no_prompt()
 
 
 def _is_id(item: object) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
 
 
-async def _encode(service: Service, prompt: str | list[int], vocab: int) -> list[int]:
+def _no_prompt() -> RequestError:
+    return RequestError(
+        "prompt is none of text, texts, token ids, lists of token ids", param="prompt"
+    )
+
+
+async def _encode(service: Service, prompt: str | list[Any]) -> list[int]:
     if isinstance(prompt, str):
         return await service.encode(prompt, add_special=True, parse_special=True)
+    policy, texts = service.admit()
+    policy.check_prompt_tokens(len(prompt))
+    vocab = texts.tokenizer.vocab
     for token in prompt:
+        if not _is_id(token):
+            raise _no_prompt()
         if not 0 <= token < vocab:
             raise RequestError(
                 "prompt has a token id outside the vocabulary",

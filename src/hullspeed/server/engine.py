@@ -16,6 +16,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Protocol
 
+from hullspeed.errors import EngineError
 from hullspeed.runtime.messages import (
     Cancel,
     Delta,
@@ -92,7 +93,7 @@ class Engine:
         self.restarts = 0
         self.failure: Failed | None = None
         self.load_s = 0.0
-        self.progress = ""
+        self._stage = ""
         self._links = links
         self._link: EngineLink | None = None
         self._settings = settings
@@ -162,6 +163,14 @@ class Engine:
 
     async def run(self) -> None:
         """Keep an engine alive until :meth:`stop`, or until it fails for good."""
+        try:
+            await self._lives()
+        finally:
+            if not self._stopping:
+                self.state = State.FAILED
+            self._settled.set()
+
+    async def _lives(self) -> None:
         starts: deque[float] = deque()
         while True:
             started_s = time.monotonic()
@@ -169,14 +178,13 @@ class Engine:
             if self._stopping:
                 return
             if self.failure is not None and not self._settled.is_set():
-                self._give_up(self.failure.error)
-                break
+                return
             starts.append(started_s)
             while starts and starts[0] < time.monotonic() - self._settings.restart_window_s:
                 starts.popleft()
             if len(starts) > self._settings.max_restarts or not self._settled.is_set():
-                self._give_up(f"the engine process ended with status {status}")
-                break
+                self._log(f"engine given up: its process ended with status {status}")
+                return
             self.state = State.RESTARTING
             self.restarts += 1
             delay_s = self._settings.restart_delay_s * 2 ** (len(starts) - 1)
@@ -205,6 +213,9 @@ class Engine:
         watchdog = asyncio.create_task(self._watch(link))
         try:
             return await link.run(self._on_message)
+        except EngineError as error:  # it spoke nonsense and was ended
+            self._log(f"engine: {error}")
+            return EngineError.exit_code
         finally:
             watchdog.cancel()
             self._link = None
@@ -238,10 +249,15 @@ class Engine:
         elif isinstance(message, Ready):
             self._on_ready(message)
         elif isinstance(message, Loading):
-            self.progress = message.stage
+            self._on_loading(message)
         else:
             self.failure = message
             self._log(f"engine failed: {message.error}")
+
+    def _on_loading(self, message: Loading) -> None:
+        if message.stage != self._stage:
+            self._stage = message.stage
+            self._log(f"loading: {message.stage}")
 
     def _on_ready(self, message: Ready) -> None:
         if self._stopping:
@@ -255,11 +271,6 @@ class Engine:
         now_s = time.monotonic()
         for id_, receiver in lost.items():
             receiver.push(Delta(id_, [], finish="error", error="the engine ended"), now_s)
-
-    def _give_up(self, why: str) -> None:
-        self.state = State.FAILED
-        self._log(f"engine given up: {why}")
-        self._settled.set()
 
     def _unavailable(self, what: str, code: str) -> ApiError:
         return ApiError(

@@ -122,7 +122,7 @@ class _Life:
         serving = asyncio.create_task(web.serve([self._listener]))
         living = asyncio.create_task(engine.run())
         try:
-            loading = asyncio.create_task(self._load(service, texts))
+            loading = asyncio.create_task(self._load(service, living, texts))
             await _first(loading, stop, now)
             if loading.done():
                 loading.result()
@@ -133,7 +133,9 @@ class _Life:
         finally:
             await self._close(service, web, serving, living)
 
-    async def _load(self, service: Service, texts: Callable[[], Texts]) -> None:
+    async def _load(
+        self, service: Service, living: asyncio.Task[None], texts: Callable[[], Texts]
+    ) -> None:
         """Tokenizer and engine load side by side; the slower one decides."""
         found = asyncio.get_running_loop().run_in_executor(None, texts)
         settled = asyncio.create_task(service.engine.settled())
@@ -141,6 +143,8 @@ class _Life:
         if found in done:
             found.result()
         if not await settled:
+            if living.done():
+                living.result()
             raise _load_failure(service.engine)
         service.texts = await found
         gc.collect()

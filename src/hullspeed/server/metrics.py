@@ -19,8 +19,6 @@ from prometheus_client.registry import Collector
 from hullspeed.runtime.messages import EngineStats, ModelInfo
 from hullspeed.server.histogram import Histogram, one_two_five
 
-CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
-
 # fmt: off
 TTFT_BUCKETS_S = (
     .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hullspeed.core.sampling import MAX_N, SamplingParams
+from hullspeed.core.sampling import MAX_LOGIT_BIAS, MAX_N, SamplingParams
 from hullspeed.errors import ContextOverflowError, RequestError, UnknownModelError
 from hullspeed.runtime.messages import ModelInfo
 from hullspeed.server.auth import Tenant
@@ -180,16 +180,26 @@ class RequestPolicy:
                 fix=f"ask for at most {self._settings.max_sequences} (n: at most {MAX_N})",
             )
 
+    def check_prompt_tokens(self, n_tokens: int, *, at_least: bool = False) -> None:
+        """Refuse a prompt of ``n_tokens`` (or more) that leaves no room for output.
+
+        Raises:
+            ContextOverflowError: naming both lengths.
+        """
+        context = self._info.max_context_tokens
+        if n_tokens >= context:
+            raise ContextOverflowError(
+                f"the prompt has {'at least ' if at_least else ''}{n_tokens} tokens, "
+                f"the context only {context}",
+                param="prompt",
+                fix=f"send at most {context - 1} tokens",
+            )
+
     def _limit(self, prompt: list[int], max_tokens: int | None, field: str) -> int:
         context = self._info.max_context_tokens
         if not prompt:
             raise RequestError("the prompt has no tokens", param="prompt", fix="send some text")
-        if len(prompt) >= context:
-            raise ContextOverflowError(
-                f"the prompt has {len(prompt)} tokens, the context only {context}",
-                param="prompt",
-                fix=f"send at most {context - 1} tokens",
-            )
+        self.check_prompt_tokens(len(prompt))
         room = context - len(prompt)
         if max_tokens is not None and max_tokens > room:
             raise ContextOverflowError(
@@ -232,6 +242,13 @@ _TOKEN_ID = re.compile(r"^\d{1,9}$", re.ASCII)
 
 
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:
+    if given is not None and len(given) > MAX_LOGIT_BIAS:
+        raise RequestError(
+            "logit_bias has too many entries",
+            seen=len(given),
+            param="logit_bias",
+            fix=f"use at most {MAX_LOGIT_BIAS}",
+        )
     for token in given or {}:
         if not _TOKEN_ID.match(token):
             raise RequestError(

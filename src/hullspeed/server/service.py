@@ -25,10 +25,24 @@ _Result = TypeVar("_Result")
 
 
 class Texts(NamedTuple):
-    """A model's tokenizer and, if it has a chat template, its chat format."""
+    """A model's tokenizer and, if it has a chat template, its chat format.
+
+    Attributes:
+        longest_token_bytes: No token stands for more; so a text has at least its length divided
+            by this many tokens.
+    """
 
     tokenizer: Tokenizer
     chat: ChatFormat | None
+    longest_token_bytes: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, chat: ChatFormat | None) -> Texts:
+        """With the vocabulary measured (which also builds its table, before any request)."""
+        lengths = (
+            len(tokenizer.decode_bytes([i], skip_special=False)) for i in range(tokenizer.vocab)
+        )
+        return cls(tokenizer, chat, max(1, max(lengths, default=1)))
 
 
 class Service:
@@ -81,8 +95,10 @@ class Service:
 
     @property
     def admitting(self) -> bool:
-        """Whether a request sent now would be taken."""
-        return self.engine.state is State.READY and self.texts is not None and not self.draining
+        """Whether requests should be sent here: loaded, alive and not draining."""
+        engine = self.engine
+        loaded = engine.state is State.READY and self.texts is not None
+        return loaded and engine.healthy and not self.draining
 
     def admit(self) -> tuple[RequestPolicy, Texts]:
         """The rules and texts for one request.
@@ -134,8 +150,12 @@ class Service:
         return generation
 
     async def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of ``text``."""
-        tokenizer = self.admit()[1].tokenizer
+        """Token ids of ``text``.
+
+        Raises:
+            ContextOverflowError: it is longer than any prompt could be; found without reading it.
+        """
+        tokenizer = self._for_length(len(text)).tokenizer
 
         def work() -> list[int]:
             return tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
@@ -154,7 +174,7 @@ class Service:
         Raises:
             RequestError: the model has no chat template, or it refuses the messages.
         """
-        chat = self.admit()[1].chat
+        chat = self._for_length(sum(len(str(message["content"])) for message in messages)).chat
         if chat is None:
             raise RequestError(
                 "this model has no chat template", param="messages", fix="use /v1/completions"
@@ -164,6 +184,12 @@ class Service:
                 messages, add_generation_prompt=add_generation_prompt, template_args=template_args
             )
         )
+
+    def _for_length(self, n_chars: int) -> Texts:
+        """The texts, once it is clear that ``n_chars`` characters can be a prompt at all."""
+        policy, texts = self.admit()
+        policy.check_prompt_tokens(n_chars // texts.longest_token_bytes, at_least=True)
+        return texts
 
     async def drain(self, seconds: float) -> int:
         """Stop admitting and wait up to ``seconds`` for what runs; returns how many were cut."""

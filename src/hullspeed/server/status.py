@@ -6,12 +6,13 @@ import time
 from typing import Any
 
 import orjson
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hullspeed import __version__
 from hullspeed.errors import UnknownModelError
-from hullspeed.server.metrics import CONTENT_TYPE, Exposition
+from hullspeed.server.metrics import Exposition
 from hullspeed.server.service import Service
 
 STARTED_S = int(time.time())
@@ -36,16 +37,18 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 while requests are admitted: loaded, not draining."""
     service: Service = request.app.state.service
-    state = "draining" if service.draining else service.engine.state.value
     if service.admitting:
         return _json({"status": "ready"}, 200)
+    state = "draining" if service.draining else service.engine.state.value
+    if state == "ready":
+        state = "unhealthy" if service.texts is not None else "loading"
     return _json({"status": state}, 503, {"retry-after": str(service.settings.retry_after_s)})
 
 
 async def metrics(request: Request) -> Response:
     """The Prometheus page."""
     exposition: Exposition = request.app.state.exposition
-    return Response(exposition.text(), headers={"content-type": CONTENT_TYPE})
+    return Response(exposition.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def version(_request: Request) -> Response:

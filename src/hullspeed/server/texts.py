@@ -23,5 +23,4 @@ def load_texts(model: str) -> Texts:
     chat = None
     if text.template is not None:
         chat = ChatFormat(text.tokenizer, ChatTemplate(text.template))
-    text.tokenizer.decode_bytes([0])  # builds its table now, not under the first request
-    return Texts(text.tokenizer, chat)
+    return Texts.of(text.tokenizer, chat)
