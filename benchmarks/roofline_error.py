@@ -2,7 +2,7 @@
 
     python benchmarks/roofline_error.py measured_points.csv
 
-The file has a row per published point, with columns model, gpu, n_gpus, precision, engine, isl, osl,
+The file has a row per published point: model, gpu, n_gpus, precision, engine, isl, osl,
 concurrency_or_rate, ttft_ms and itl_ms. Only closed-loop rows of models and GPUs that are known
 exactly are used; rows with speculative decoding are left out. Nothing is fitted here.
 """

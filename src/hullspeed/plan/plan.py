@@ -151,21 +151,24 @@ def _with_engine_limits(case: Case) -> Case:
 
 
 def _of_defaults(asked: Case, known: list[Finding]) -> list[Finding]:
-    """What the engine's own max_num_seqs would have met, as a warning: the usual first crash."""
-    if asked.settings.max_num_seqs is not None or asked.settings.engine == "hullspeed":
+    """What the engine's own max_num_seqs would meet, as a warning: the usual first crash. Judged
+    at the lower end of the pool's interval, for a start that may fail is not one to rely on.
+    """
+    settings = asked.settings
+    if settings.max_num_seqs is not None or settings.engine == "hullspeed":
         return []
-    left = asked.with_settings(
-        max_model_len=asked.settings.max_model_len or asked.workload.context_tokens
+    settings = replace(
+        settings, max_model_len=settings.max_model_len or asked.workload.context_tokens
     )
-    stack, pool, _ = make_capacity(
-        left.model, left.memory(), left.settings, left.workload, tables=False
-    )
+    engine, memory, model = allocator(settings.engine), asked.memory(), asked.model
+    stack = engine.stack(model.arch, memory, settings, model.weights)
+    pool = engine.pool(model.arch, memory, settings, stack.pool_interval[0])
     codes = {finding.code for finding in known}
     return [
         Finding(
             code=finding.code,
             severity=Severity.WARNING,
-            what=f"with the engine's default max_num_seqs: {finding.what}",
+            what=f"left at the engine's default max_num_seqs: {finding.what}",
             why=finding.why,
             evidence=finding.evidence,
             fix="start it with the flags of this plan",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 
@@ -181,7 +182,7 @@ class Simulation:
 
     def _outcome(self, flights: list[_Flight], start_s: float, before: _Totals) -> Outcome:
         totals = _Totals.of(self._scheduler.counters)
-        gaps = [[b - a for a, b in zip(f.token_s, f.token_s[1:], strict=False)] for f in flights]
+        gaps = [[b - a for a, b in pairwise(f.token_s)] for f in flights]
         return Outcome(
             requests=len(flights),
             ttft_s=[f.token_s[0] - f.sent_s for f in flights],
