@@ -36,7 +36,16 @@ class Fake:
     prompts: set[str] = field(default_factory=set)
     draws: int = 0
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
+    server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
+
+    def leave(self) -> None:
+        """Stop listening and hang up on everybody."""
+        if self.server is not None:
+            self.server.close()
+        for writer in self._writers:
+            writer.transport.abort()
 
     # --- the model ------------------------------------------------------------------------------
 
@@ -56,6 +65,7 @@ class Fake:
         task = asyncio.current_task()
         if task is not None:
             self._connections.add(task)
+        self._writers.add(writer)
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -372,6 +382,7 @@ async def fake_endpoint(*faults: str, metrics: bool = True, slots: int = 64) -> 
     """A running endpoint with ``faults`` planted."""
     fake = Fake(frozenset(faults), metrics, slots, _slots=asyncio.Semaphore(slots))
     server = await asyncio.start_server(fake.serve, "127.0.0.1", 0, limit=1 << 23)
+    fake.server = server
     async with server:
         fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield fake

@@ -10,7 +10,7 @@ import pytest
 
 from hullspeed.errors import EngineError, UsageError
 from hullspeed.findings import Severity
-from hullspeed.verify import VerifyReport, run
+from hullspeed.verify import Outcome, VerifyReport, run
 from hullspeed.verify.compare import difference
 from hullspeed.verify.completion import Completion, TokenLogprob, read
 from hullspeed.verify.endpoint import Answer, Request
@@ -55,6 +55,26 @@ async def test_command_line() -> None:
         assert err == ""
     assert (await verify("http://127.0.0.1:9"))[0] == 3
     assert (await verify("http://127.0.0.1:9", "--only", "nonsense"))[0] == 2
+
+
+@pytest.mark.parametrize("only", [(), ("V016", "V017")])
+async def test_an_endpoint_that_dies_is_a_finding_and_not_a_row_of_passes(
+    only: tuple[str, ...],
+) -> None:
+    async with fake_endpoint() as fake:
+        left = False
+
+        def leave(_line: str) -> None:
+            nonlocal left
+            if not left:
+                left = True
+                fake.leave()
+
+        report = await run(fake.url, only=["V001", *only] if only else (), progress=leave)
+    assert not report.passed
+    assert report.count(Outcome.PASSED) == 1
+    assert report.count(Outcome.SKIPPED) >= len(report.checks) - 3
+    assert "ConnectError" in str(report.findings)
 
 
 def completion(text: str, margins: list[float] | None = None) -> Completion:

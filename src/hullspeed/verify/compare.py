@@ -11,16 +11,24 @@ from __future__ import annotations
 from typing import Any
 
 from hullspeed.findings import Severity
-from hullspeed.verify.completion import Completion
-from hullspeed.verify.endpoint import Api
+from hullspeed.verify.completion import Completion, complete
+from hullspeed.verify.endpoint import Api, Endpoint
 
 NEAR_TIE_NATS = 0.15  # between the two likeliest tokens, at the branch point
 _EARLY_SHARE = 0.25
 
 
-def logprobs_params(api: Api) -> dict[str, Any]:
-    """Parameters that ask for the two likeliest tokens of every position."""
-    return {"logprobs": 2} if api == "completions" else {"logprobs": True, "top_logprobs": 2}
+LOGPROBS: dict[Api, dict[str, Any]] = {
+    "completions": {"logprobs": 2},
+    "chat": {"logprobs": True, "top_logprobs": 2},
+}
+
+
+async def logprobs_params(endpoint: Endpoint, api: Api) -> dict[str, Any]:
+    """Parameters that ask for the two likeliest tokens of every position; none where refused."""
+    request = endpoint.generation(api, "x", max_tokens=1, **LOGPROBS[api])
+    probe = await complete(endpoint, request, may_refuse=True)
+    return {} if probe.refused else LOGPROBS[api]
 
 
 def difference(reference: Completion, other: Completion) -> tuple[str, Severity] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from hullspeed.verify.endpoint import Answer
+from hullspeed.verify.endpoint import Answer, Endpoint, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,40 @@ class Completion:
 
 def _int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+class Unanswered(Exception):  # noqa: N818 - a finding about the endpoint, not our error
+    """A request that any endpoint must serve was not served."""
+
+    def __init__(self, completion: Completion) -> None:
+        self.answer = completion.answer
+        super().__init__(completion.answer.shown)
+
+
+async def complete(endpoint: Endpoint, request: Request, *, may_refuse: bool = False) -> Completion:
+    """Send ``request`` and read its completion.
+
+    Args:
+        endpoint: The thing under test.
+        request: What to send.
+        may_refuse: A 4xx is an answer; look at ``refused``.
+
+    Raises:
+        Unanswered: there is no completion in the answer.
+    """
+    completion = read(await endpoint.send(request))
+    if completion.valid or (may_refuse and completion.refused):
+        return completion
+    raise Unanswered(completion)
+
+
+async def complete_all(
+    endpoint: Endpoint, requests: Iterable[Request], *, may_refuse: bool = False
+) -> list[Completion]:
+    """Like :func:`complete`, all at once, in the order of ``requests``."""
+    return await asyncio.gather(
+        *(complete(endpoint, request, may_refuse=may_refuse) for request in requests)
+    )
 
 
 def read(answer: Answer) -> Completion:

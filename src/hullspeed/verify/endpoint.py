@@ -91,6 +91,7 @@ class Endpoint:
         self.url = url
         self.model = model
         self.apis: tuple[Api, ...] = ()
+        self.gone = ""  # why no connection opens any more
 
     @property
     def api(self) -> Api:
@@ -132,6 +133,8 @@ class Endpoint:
                     answer.text = (await response.aread()).decode("utf-8", "replace")
         except httpx2.HTTPError as error:
             answer.broken = f"{type(error).__name__}: {error}"
+            if isinstance(error, httpx2.ConnectError):
+                self.gone = answer.broken
         try:
             answer.json = orjson.loads(answer.text)
         except orjson.JSONDecodeError:

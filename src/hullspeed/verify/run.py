@@ -12,6 +12,7 @@ from hullspeed.errors import UsageError
 from hullspeed.findings import Severity
 from hullspeed.verify.check import Check, Fault, Skip
 from hullspeed.verify.checks import CHECKS
+from hullspeed.verify.completion import Unanswered
 from hullspeed.verify.endpoint import Endpoint, connect
 from hullspeed.verify.report import CheckResult, Outcome, VerifyReport
 
@@ -47,9 +48,13 @@ async def run(
         headers=headers, timeout=timeout, limits=limits, trust_env=False
     ) as client:
         endpoint = await connect(client, url, model)
-        results = []
+        results: list[CheckResult] = []
         for check in chosen:
-            result = await _run_check(check, endpoint)
+            if endpoint.gone:
+                told = any(result.findings for result in results)
+                result = _not_run(check, endpoint, tell=not told)
+            else:
+                result = await _run_check(check, endpoint)
             results.append(result)
             if progress is not None:
                 progress(f"{result.code} {result.outcome:7} {result.title}")
@@ -74,6 +79,20 @@ def _choose(only: Iterable[str]) -> list[Check]:
     return [check for check in CHECKS if not codes or check.code in codes]
 
 
+def _not_run(check: Check, endpoint: Endpoint, *, tell: bool) -> CheckResult:
+    """A check that no connection could be opened for; ``tell`` makes it a finding."""
+    reason = "the endpoint no longer answers"
+    fault = Fault(reason, endpoint.request("/v1/models"), {"error": endpoint.gone})
+    return CheckResult(
+        code=check.code,
+        title=check.title,
+        outcome=Outcome.FAILED if tell else Outcome.SKIPPED,
+        reason=reason,
+        seconds=0.0,
+        findings=[check.finding(fault)] if tell else [],
+    )
+
+
 async def _run_check(check: Check, endpoint: Endpoint) -> CheckResult:
     start_s = time.perf_counter()
     faults: list[Fault] = []
@@ -85,6 +104,10 @@ async def _run_check(check: Check, endpoint: Endpoint) -> CheckResult:
             outcome = Outcome.PASSED
     except Skip as skip:
         outcome, reason = Outcome.SKIPPED, str(skip)
+    except Unanswered as failure:
+        outcome = Outcome.FAILED
+        seen = {"answer": failure.answer.shown}
+        faults = [Fault("a plain request was not served", failure.answer.request, seen)]
     except Exception as error:  # noqa: BLE001 - the boundary of a check: an answer it cannot read
         outcome = Outcome.FAILED
         request = endpoint.request("/v1/models")

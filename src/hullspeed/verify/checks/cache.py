@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 from hullspeed.verify.check import Fault, check
 from hullspeed.verify.compare import difference, logprobs_params
-from hullspeed.verify.completion import read
+from hullspeed.verify.completion import complete
 from hullspeed.verify.endpoint import Endpoint
 
 _LINE = "The ledger of berth {n} lists rope, tar, lamp oil and {n} barrels of salted fish. "
@@ -23,21 +22,18 @@ _LINE = "The ledger of berth {n} lists rope, tar, lamp oil and {n} barrels of sa
 async def cold_equals_cached(endpoint: Endpoint) -> list[Fault]:
     """New prompts of several lengths, each asked three times; then again from a longer one."""
     api = endpoint.api
+    extra = await logprobs_params(endpoint, api)
     faults = []
     for lines in (1, 6, 20):
         nonce = secrets.token_hex(8)
         prompt = f"Log {nonce}. " + "".join(_LINE.format(n=n) for n in range(3, 3 + lines))
-        params: dict[str, Any] = {"max_tokens": 32, **logprobs_params(api)}
-        request = endpoint.generation(api, prompt, **params)
-        cold = read(await endpoint.send(request))
-        if cold.refused:
-            request = endpoint.generation(api, prompt, max_tokens=32)
-            cold = read(await endpoint.send(request))
+        request = endpoint.generation(api, prompt, max_tokens=24, **extra)
+        cold = await complete(endpoint, request)
         longer = endpoint.generation(api, prompt + cold.text + " And then", max_tokens=4)
         for name, before in (("cached", None), ("third", None), ("extended", longer)):
             if before is not None:
-                await endpoint.send(before)
-            again = read(await endpoint.send(request))
+                await complete(endpoint, before)
+            again = await complete(endpoint, request)
             found = difference(cold, again)
             if found:
                 seen = {

@@ -7,7 +7,7 @@ import re
 import time
 
 from hullspeed.verify.check import Fault, Skip, check
-from hullspeed.verify.completion import read
+from hullspeed.verify.completion import complete
 from hullspeed.verify.endpoint import Endpoint, Request
 
 _STREAMS = 4
@@ -68,7 +68,7 @@ def _without_ignore_eos(request: Request) -> Request:
 
 async def _short_answer_s(endpoint: Endpoint) -> float:
     start_s = time.perf_counter()
-    read(await endpoint.send(endpoint.generation(endpoint.api, "Ahoy", max_tokens=2)))
+    await complete(endpoint, endpoint.generation(endpoint.api, "Ahoy", max_tokens=2))
     return time.perf_counter() - start_s
 
 

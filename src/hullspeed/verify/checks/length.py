@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hullspeed.verify.check import Fault, Skip, check
-from hullspeed.verify.completion import read
+from hullspeed.verify.completion import complete
 from hullspeed.verify.endpoint import Endpoint
 
 
@@ -28,7 +28,7 @@ async def exact(endpoint: Endpoint) -> list[Fault]:
             request = endpoint.generation(
                 api, "Tide table:", max_tokens=n, stream=stream, **extra, **minimum
             )
-            completion = read(await endpoint.send(request))
+            completion = await complete(endpoint, request)
             reason, tokens = completion.finish_reason, completion.tokens
             seen: dict[str, object] = {
                 "completion_tokens": tokens,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 from hullspeed.verify.check import Fault, check
 from hullspeed.verify.compare import difference, logprobs_params
-from hullspeed.verify.completion import read
+from hullspeed.verify.completion import complete, complete_all
 from hullspeed.verify.endpoint import Endpoint
 
 _CROWD = 12
@@ -24,26 +21,23 @@ _NAMES = ("kelp", "reef", "cove", "gale", "mast", "keel")
 async def alone_equals_crowd(endpoint: Endpoint) -> list[Fault]:
     """Twelve prompts with a needle each: all at once while new, one by one, all at once again."""
     api = endpoint.api
-    params: dict[str, Any] = {"max_tokens": 24, **logprobs_params(api)}
-    probe = await endpoint.send(endpoint.generation(api, "x", **(params | {"max_tokens": 1})))
-    if read(probe).refused:
-        params = {"max_tokens": 24}
+    params = {"max_tokens": 16, **await logprobs_params(endpoint, api)}
     requests = [
         endpoint.generation(api, _needle(i), stream=i % 2 == 0, **params) for i in range(_CROWD)
     ]
-    cold = await asyncio.gather(*(endpoint.send(request) for request in requests))
-    alone = [read(await endpoint.send(request)) for request in requests]
-    cached = await asyncio.gather(*(endpoint.send(request) for request in requests))
+    cold = await complete_all(endpoint, requests)
+    alone = [await complete(endpoint, request) for request in requests]
+    cached = await complete_all(endpoint, requests)
     faults = []
     for crowd in (cold, cached):
-        for i, (reference, answer) in enumerate(zip(alone, crowd, strict=True)):
-            found = difference(reference, read(answer))
+        for i, (reference, other) in enumerate(zip(alone, crowd, strict=True)):
+            found = difference(reference, other)
             if found:
-                others = [j for j in range(_CROWD) if alone[j].text == read(answer).text != ""]
+                others = [j for j in range(_CROWD) if alone[j].text == other.text != ""]
                 swapped = f"; it is the answer to request {others[0]}" if others else ""
                 seen: dict[str, object] = {
                     "alone": reference.text,
-                    f"among {_CROWD}": read(answer).text or answer.shown,
+                    f"among {_CROWD}": other.text,
                 }
                 what = f"request {i} of {_CROWD} at once {found[0]}{swapped}"
                 faults.append(Fault(what, requests[i], seen, found[1]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from hullspeed.verify.check import Fault, Skip, check
-from hullspeed.verify.compare import logprobs_params
-from hullspeed.verify.completion import Completion, read
+from hullspeed.verify.compare import LOGPROBS
+from hullspeed.verify.completion import Completion, complete_all
 from hullspeed.verify.endpoint import Endpoint
 
 _ROUNDING = 1e-3
@@ -23,12 +23,13 @@ async def consistent(endpoint: Endpoint) -> list[Fault]:
     faults = []
     refused = 0
     for api in endpoint.apis:
-        for stream in (False, True):
-            params = logprobs_params(api)
-            request = endpoint.generation(
-                api, "Names of ships:", max_tokens=16, stream=stream, **params
-            )
-            completion = read(await endpoint.send(request))
+        params = {"max_tokens": 16, **LOGPROBS[api]}
+        requests = [
+            endpoint.generation(api, "Names of ships:", stream=stream, **params)
+            for stream in (False, True)
+        ]
+        completions = await complete_all(endpoint, requests, may_refuse=True)
+        for request, completion in zip(requests, completions, strict=True):
             if completion.refused:
                 refused += 1
                 continue

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from hullspeed.verify.check import Fault, Skip, check
-from hullspeed.verify.completion import read
+from hullspeed.verify.completion import complete_all, read
 from hullspeed.verify.endpoint import Endpoint
+
+_TOKENS = 128
 
 
 @check(
@@ -39,11 +41,12 @@ async def answers_in_content(endpoint: Endpoint) -> list[Fault]:
         raise Skip("no chat API")
     faults = []
     unfinished = 0
-    for stream in (False, True):
-        request = endpoint.generation(
-            "chat", "Say hello in one word.", max_tokens=512, stream=stream
-        )
-        completion = read(await endpoint.send(request))
+    requests = [
+        endpoint.generation("chat", "Say hello in one word.", max_tokens=_TOKENS, stream=stream)
+        for stream in (False, True)
+    ]
+    completions = await complete_all(endpoint, requests)
+    for request, completion in zip(requests, completions, strict=True):
         if completion.finish_reason != "stop":
             unfinished += 1
         elif not completion.text.strip():
@@ -55,5 +58,5 @@ async def answers_in_content(endpoint: Endpoint) -> list[Fault]:
                 )
             )
     if unfinished == 2:
-        raise Skip("the model did not finish an answer within 512 tokens")
+        raise Skip(f"the model did not finish an answer within {_TOKENS} tokens")
     return faults

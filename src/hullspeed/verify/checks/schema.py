@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from hullspeed.verify.check import Fault, Skip, check
-from hullspeed.verify.completion import read
-from hullspeed.verify.endpoint import Endpoint
+from hullspeed.verify.completion import complete_all
+from hullspeed.verify.endpoint import Endpoint, Request
 
 Holds = Callable[[Any], bool]
 
@@ -51,27 +51,31 @@ async def enforced_or_refused(endpoint: Endpoint) -> list[Fault]:
         raise Skip("no chat API")
     faults = []
     refused = 0
-    for name, schema, holds in _SCHEMAS:
-        request = endpoint.generation(
-            "chat",
-            "Give me an object with a number n.",
-            max_tokens=64,
-            response_format={
-                "type": "json_schema",
-                "json_schema": {"name": "number", "strict": True, "schema": schema},
-            },
-        )
-        completion = read(await endpoint.send(request))
+    requests = [_request(endpoint, schema) for _, schema, _ in _SCHEMAS]
+    completions = await complete_all(endpoint, requests, may_refuse=True)
+    for (name, _, holds), request, completion in zip(_SCHEMAS, requests, completions, strict=True):
         refused += completion.refused
         if completion.refused or completion.finish_reason == "length":
             continue
         try:
-            valid = completion.valid and holds(orjson.loads(completion.text))
+            valid = holds(orjson.loads(completion.text))
         except (orjson.JSONDecodeError, TypeError):
             valid = False
         if not valid:
-            seen: dict[str, object] = {"answer": completion.text or completion.answer.shown}
+            seen: dict[str, object] = {"answer": completion.text}
             faults.append(Fault(f"the answer breaks the schema ({name})", request, seen))
     if refused == len(_SCHEMAS):
         raise Skip("the endpoint refuses JSON schemas")
     return faults
+
+
+def _request(endpoint: Endpoint, schema: dict[str, Any]) -> Request:
+    return endpoint.generation(
+        "chat",
+        "Give me an object with a number n.",
+        max_tokens=48,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "number", "strict": True, "schema": schema},
+        },
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hullspeed.verify.check import Fault, Skip, check
-from hullspeed.verify.completion import read
+from hullspeed.verify.completion import complete, complete_all
 from hullspeed.verify.endpoint import Endpoint
 
 
@@ -18,21 +18,19 @@ async def repeats(endpoint: Endpoint) -> list[Fault]:
     api = endpoint.api
     prompt = "A new word and what it means:"
     request = endpoint.generation(api, prompt, max_tokens=24, temperature=1, seed=7)
-    first = read(await endpoint.send(request))
+    first = await complete(endpoint, request, may_refuse=True)
     if first.refused:
         raise Skip("the endpoint refuses a seed")
-    second = read(await endpoint.send(request))
+    others = [
+        endpoint.generation(api, prompt, max_tokens=24, temperature=1, seed=seed)
+        for seed in (8, 9, 10, 11)
+    ]
+    second, *drawn = await complete_all(endpoint, [request, *others])
     faults = []
     seen: dict[str, object] = {"first": first.text, "second": second.text}
-    if not first.valid or first.text != second.text:
+    if first.text != second.text:
         faults.append(Fault("the same seed gave another answer", request, seen))
-    others = [
-        read(await endpoint.send(
-            endpoint.generation(api, prompt, max_tokens=24, temperature=1, seed=seed)
-        )).text
-        for seed in (8, 9, 10, 11)
-    ]  # fmt: skip
-    if all(text == first.text for text in others):
+    if all(completion.text == first.text for completion in drawn):
         what = "five seeds at temperature 1 gave one answer: sampling seems off"
         faults.append(Fault(what, request, {"answer": first.text}))
     return faults

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import orjson
 
 from hullspeed.verify.check import Fault, check
 from hullspeed.verify.compare import difference, logprobs_params
-from hullspeed.verify.completion import read
+from hullspeed.verify.completion import complete_all
 from hullspeed.verify.endpoint import Answer, Endpoint
 
 FINISH_REASONS = {"stop", "length", "tool_calls", "content_filter"}
@@ -79,14 +81,13 @@ async def same_text(endpoint: Endpoint) -> list[Fault]:
     faults = []
     prompts = ("Write a line about rain and the sea:", "def add(a, b):\n    ", "1, 2, 3, 4,")
     for api in endpoint.apis:
-        for prompt in prompts:
-            params = {"max_tokens": 40, **logprobs_params(api)}
-            whole = read(await endpoint.send(endpoint.generation(api, prompt, **params)))
-            if whole.refused:  # log-probabilities are not everywhere
-                params = {"max_tokens": 40}
-                whole = read(await endpoint.send(endpoint.generation(api, prompt, **params)))
-            request = endpoint.generation(api, prompt, stream=True, **params)
-            streamed = read(await endpoint.send(request))
+        params = {"max_tokens": 32, **await logprobs_params(endpoint, api)}
+        requests = [endpoint.generation(api, prompt, stream=True, **params) for prompt in prompts]
+        wholes, streams = await asyncio.gather(
+            complete_all(endpoint, [endpoint.generation(api, p, **params) for p in prompts]),
+            complete_all(endpoint, requests),
+        )
+        for request, whole, streamed in zip(requests, wholes, streams, strict=True):
             found = difference(whole, streamed)
             if found:
                 faults.append(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hullspeed.verify.check import Fault, Skip, check
-from hullspeed.verify.completion import read
+from hullspeed.verify.completion import complete, complete_all
 from hullspeed.verify.endpoint import Endpoint
 
+_TOKENS = 128
 _PROMPT = "Which way is north?"
 _TAGS = ("<think>", "</think>", "<|im_start|>", "<|im_end|>", "<|eot_id|>")
 
@@ -33,7 +34,7 @@ async def one_count(endpoint: Endpoint) -> list[Fault]:
         if answer.status != 200 or not isinstance(answer.json, dict):
             continue
         known = True
-        completion = read(await endpoint.send(endpoint.generation(api, _PROMPT, max_tokens=1)))
+        completion = await complete(endpoint, endpoint.generation(api, _PROMPT, max_tokens=1))
         tokens, count = answer.json.get("tokens") or [], answer.json.get("count")
         seen: dict[str, object] = {"tokens": tokens, "usage": completion.usage}
         if count != completion.prompt_tokens:
@@ -59,15 +60,17 @@ async def no_think_tags(endpoint: Endpoint) -> list[Fault]:
     if "chat" not in endpoint.apis:
         raise Skip("no chat API")
     faults = []
-    for stop in (None, ["\n\n\n\n", "###"]):
-        for stream in (False, True):
-            params: dict[str, Any] = {"max_tokens": 256, "stream": stream}
-            if stop:
-                params["stop"] = stop
-            request = endpoint.generation("chat", "Is 91 a prime number?", **params)
-            completion = read(await endpoint.send(request))
-            leaked = [tag for tag in _TAGS if tag in completion.text]
-            if leaked:
-                what = f"{leaked[0]} is in content" + (" with a stop string" if stop else "")
-                faults.append(Fault(what, request, {"content": completion.text}))
+    requests = [
+        endpoint.generation(
+            "chat", "Is 91 a prime number?", max_tokens=_TOKENS, stream=stream, **stop
+        )
+        for stop in ({}, {"stop": ["\n\n\n\n", "###"]})
+        for stream in (False, True)
+    ]
+    completions = await complete_all(endpoint, requests)
+    for i, (request, completion) in enumerate(zip(requests, completions, strict=True)):
+        leaked = [tag for tag in _TAGS if tag in completion.text]
+        if leaked:
+            what = f"{leaked[0]} is in content" + (" with a stop string" if i >= 2 else "")
+            faults.append(Fault(what, request, {"content": completion.text}))
     return faults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hullspeed.verify.check import Fault, Skip, check
-from hullspeed.verify.completion import read
+from hullspeed.verify.completion import complete_all
 from hullspeed.verify.endpoint import Endpoint
 
 _PROMPTS = (
@@ -25,18 +25,19 @@ async def whole_characters(endpoint: Endpoint) -> list[Fault]:
     api = endpoint.api
     faults = []
     seen_multibyte = False
-    for prompt in _PROMPTS:
-        texts = []
-        for stream in (False, True):
-            request = endpoint.generation(api, prompt, max_tokens=24, stream=stream)
-            completion = read(await endpoint.send(request))
-            text = completion.text
-            texts.append(text)
-            seen_multibyte |= not text.isascii()
-            inside = text.rstrip("\ufffd") if completion.finish_reason == "length" else text
-            if "\ufffd" in inside:
-                how = "streamed" if stream else "unstreamed"
-                faults.append(Fault(f"U+FFFD in the {how} answer", request, {"text": text}))
+    requests = [
+        endpoint.generation(api, prompt, max_tokens=24, stream=stream)
+        for prompt in _PROMPTS
+        for stream in (False, True)
+    ]
+    completions = await complete_all(endpoint, requests)
+    for i, (request, completion) in enumerate(zip(requests, completions, strict=True)):
+        text = completion.text
+        seen_multibyte |= not text.isascii()
+        inside = text.rstrip("\ufffd") if completion.finish_reason == "length" else text
+        if "\ufffd" in inside:
+            how = "streamed" if i % 2 else "unstreamed"
+            faults.append(Fault(f"U+FFFD in the {how} answer", request, {"text": text}))
     if not seen_multibyte:
         raise Skip("the model answered in ASCII only")
     return faults

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from hullspeed.verify.check import Fault, Skip, check
-from hullspeed.verify.completion import Completion, read
+from hullspeed.verify.completion import Completion, complete_all
 from hullspeed.verify.endpoint import Endpoint
 
 _TOOL = {
@@ -39,15 +39,14 @@ async def calls_are_whole(endpoint: Endpoint) -> list[Fault]:
     faults = []
     refused = 0
     for choice in ("auto", "required"):
-        params: dict[str, Any] = {"tools": [_TOOL], "tool_choice": choice, "max_tokens": 128}
+        params: dict[str, Any] = {"tools": [_TOOL], "tool_choice": choice, "max_tokens": 64}
         question = "How high is the tide in Brest at 9? Use the tool."
         whole_request = endpoint.generation("chat", question, **params)
         request = endpoint.generation("chat", question, stream=True, **params)
-        whole = read(await endpoint.send(whole_request))
-        if whole.refused:
+        whole, streamed = await complete_all(endpoint, (whole_request, request), may_refuse=True)
+        if whole.refused and streamed.refused:
             refused += 1
             continue
-        streamed = read(await endpoint.send(request))
         for completion, asked in ((whole, whole_request), (streamed, request)):
             faults += [
                 Fault(f"{choice}: {what}", asked, {"answer": completion.answer.shown})

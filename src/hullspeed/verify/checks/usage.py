@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from hullspeed.verify.check import Fault, check
-from hullspeed.verify.completion import Completion, read
+from hullspeed.verify.completion import Completion, complete_all
 from hullspeed.verify.endpoint import Answer, Endpoint
 
 
@@ -22,8 +22,7 @@ async def counts(endpoint: Endpoint) -> list[Fault]:
         prompt = "A short note about harbours:"
         whole_request = endpoint.generation(api, prompt, max_tokens=16)
         request = endpoint.generation(api, prompt, max_tokens=16, stream=True)
-        whole = read(await endpoint.send(whole_request))
-        streamed = read(await endpoint.send(request))
+        whole, streamed = await complete_all(endpoint, (whole_request, request))
         for completion, asked in ((whole, whole_request), (streamed, request)):
             faults += [
                 Fault(f"{api}: {what}", asked, {"usage": completion.usage})
