@@ -122,6 +122,8 @@ def _token_bytes(mixer: Mixer, dtype: str) -> Fraction:
     Sources: vLLM v1/kv_cache_interface.py (per-token-head scales: one fp32 for K and V of each
     head; NVFP4: half a byte per value and one fp8 scale per 16 values).
     """
+    if not mixer.kv_bytes(1, "fp8"):
+        return Fraction(0)
     if dtype == "nvfp4":
         return Fraction(9, 16) * mixer.kv_bytes(1, "fp8")
     if dtype in _SCALED:
@@ -141,15 +143,15 @@ def _unbounded(mixer: Mixer) -> bool:
     return getattr(mixer, "window_tokens", None) is None
 
 
-def _cache_layer(
-    index: int, layer: Layer, tp: int, kv_dtype: str, state_dtype: str, conv: str, draft: int
-) -> CacheLayer:
-    mixer = shard(layer.mixer, tp)
-    return CacheLayer(
-        index=index,
-        token_bytes=_token_bytes(mixer, kv_dtype),
-        window_tokens=getattr(mixer, "window_tokens", None),
-        state_bytes=mixer.state_bytes(state_dtype, conv, draft),
+def _kept_by(
+    mixer: Mixer, tp: int, kv_dtype: str, state_dtype: str, conv_dtype: str, draft_tokens: int
+) -> tuple[Fraction, int | None, int]:
+    """Token bytes, window and state bytes of one layer on one rank."""
+    narrow = shard(mixer, tp)
+    return (
+        _token_bytes(narrow, kv_dtype),
+        getattr(narrow, "window_tokens", None),
+        narrow.state_bytes(state_dtype, conv_dtype, draft_tokens),
     )
 
 
@@ -173,10 +175,14 @@ def cache_layers(
             )
         layers += drafted
     conv_dtype = normal_dtype(arch.dtype)
-    kept = [
-        _cache_layer(i, layer, tp, kv_dtype, state_dtype, conv_dtype, draft_tokens)
-        for i, layer in enumerate(layers)
-    ]
+    # Layers of a kind share one mixer object or equal ones: ask each only once.
+    asked: dict[int, tuple[Fraction, int | None, int]] = {}
+    kept = []
+    for i, layer in enumerate(layers):
+        key = id(layer.mixer)
+        if key not in asked:
+            asked[key] = _kept_by(layer.mixer, tp, kv_dtype, state_dtype, conv_dtype, draft_tokens)
+        kept.append(CacheLayer(i, *asked[key]))
     kept = [layer for layer in kept if layer.keeps_tokens or layer.state_bytes]
     if not kept:
         raise UnsupportedModelError("no layer keeps keys, values or state", seen=arch.family)

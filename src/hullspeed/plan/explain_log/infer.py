@@ -1,0 +1,342 @@
+"""What a log does not print, by inversion: which settings reproduce what it does print.
+
+For each combination of KV dtype, state dtype, draft depth, prefix-cache mode, tensor parallelism
+and kernel rule the planner gives bytes per block and blocks per request. A combination fits when
+an integer number of blocks yields the printed tokens and concurrency (and the printed GiB, block
+size, padding, needed GiB, where there are any). All that fit are returned, likeliest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from hullspeed.arch.model import ModelArch
+from hullspeed.errors import UsageError
+from hullspeed.memory.layers import cache_layers, kv_dtype_of, normal_dtype, state_dtype_of
+from hullspeed.memory.profile import EngineProfile, engine_profile, parse_version
+from hullspeed.memory.vllm_groups import Layout, StateMode, plan_layout
+from hullspeed.memory.vllm_pool import VllmPool
+from hullspeed.plan.explain_log.facts import Facts
+from hullspeed.units import GIB
+
+MAX_DRAFT_TOKENS = 8
+DEFAULT_BATCHED_TOKENS = 2048
+SCALED_KV = "int8_per_token_head"
+FIRST_GDN_64 = (0, 29, 0)
+# How often each setting is met, for ranking what fits equally well. Public logs of 2026, by eye.
+DRAFT_PRIOR = {0: 0.5, 1: 0.1, 2: 0.1, 3: 0.15, 4: 0.08}
+TP_PRIOR = {1: 0.5, 2: 0.3, 4: 0.12, 8: 0.08}
+OFF_DEFAULT_PRIOR = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Settings that reproduce every number the log prints.
+
+    Attributes:
+        matched: What was reproduced, e.g. ``("tokens", "concurrency", "GiB")``.
+        share: Weight among all candidates, 0..1, from how common each setting is.
+        luck: Chance that a wrong combination fits as well.
+    """
+
+    kv_dtype: str
+    state_dtype: str
+    draft_tokens: int
+    state_mode: str
+    tp: int
+    gdn_prefill: bool
+    tokens_line: str
+    blocks: int
+    pool: VllmPool
+    matched: tuple[str, ...]
+    luck: float
+    prior: float
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """Outcome of an inversion.
+
+    Attributes:
+        candidates: All that fit, likeliest first.
+        reason: Why there are none, or what limits them.
+    """
+
+    candidates: tuple[Candidate, ...]
+    reason: str = ""
+
+    @property
+    def best(self) -> Candidate | None:
+        """The likeliest candidate."""
+        return self.candidates[0] if self.candidates else None
+
+    def agreed(self, name: str) -> bool:
+        """Whether all candidates have the same value of a setting."""
+        return len({getattr(candidate, name) for candidate in self.candidates}) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    kv: Sequence[str]
+    state: Sequence[str]
+    drafts: Sequence[int]
+    modes: Sequence[StateMode]
+    tps: Sequence[int]
+    gdn: Sequence[bool]
+    lines: Sequence[str]
+
+
+def infer_vllm(facts: Facts, arch: ModelArch) -> Inference:
+    """Search the settings that reproduce a vLLM log of ``arch``."""
+    if facts.draft_model:
+        return Inference((), "an external draft model keeps layers of its own in the pool")
+    if facts.tokens is None and facts.blocks is None and facts.needed_gib is None:
+        return Inference((), "the log prints no token count, block count or needed GiB")
+    profile = _profile(facts)
+    options = _options(facts, arch, profile)
+    found = []
+    for kv, state, draft, mode, tp, gdn in product(
+        options.kv, options.state, options.drafts, options.modes, options.tps, options.gdn
+    ):
+        layout = _layout(arch, facts, kv, state, draft, mode, tp, gdn=gdn)
+        if layout is None or not _shape_fits(facts, layout, arch, kv, state, draft, tp):
+            continue
+        for line in options.lines:
+            for blocks, matched in _solve(facts, layout, line):
+                found.append(
+                    Candidate(
+                        kv_dtype=kv,
+                        state_dtype=state if layout.has_state else "",
+                        draft_tokens=draft,
+                        state_mode=mode.value if layout.has_state else "",
+                        tp=tp,
+                        gdn_prefill=gdn,
+                        tokens_line=line,
+                        blocks=blocks,
+                        pool=_pool(facts, layout, line, blocks),
+                        matched=(*_shape_matches(facts), *matched),
+                        luck=_luck(facts, layout),
+                        prior=_prior(arch, profile, kv, state, draft, mode, tp, gdn=gdn),
+                    )
+                )
+    if not found:
+        return Inference((), "no combination of settings reproduces the printed numbers")
+    total = sum(candidate.prior for candidate in found)
+    ranked = sorted(found, key=lambda candidate: -candidate.prior)
+    return Inference(tuple(replace(c, share=c.prior / total) for c in ranked))
+
+
+def _profile(facts: Facts) -> EngineProfile:
+    return engine_profile("vllm", facts.version, extrapolate=True)
+
+
+def _options(facts: Facts, arch: ModelArch, profile: EngineProfile) -> _Options:
+    hybrid = bool(arch.state_bytes("fp32", "fp16"))
+    own = kv_dtype_of(arch, None)
+    kv = list(dict.fromkeys([own, "bf16", "fp8", SCALED_KV]))
+    if facts.kv_dtype:
+        kv = [facts.kv_dtype]
+    state = [facts.state_dtype] if facts.state_dtype else ["fp32", "bf16"]
+    has_mtp = any(extra.layers for extra in arch.extras)
+    drafts = list(range(MAX_DRAFT_TOKENS + 1)) if has_mtp else [0]
+    if facts.draft_tokens is not None:
+        drafts = [facts.draft_tokens]
+    lines = [str(profile.rule("tokens_line"))]
+    if facts.version is None:
+        lines = ["concurrency", "blocks_per_group"]
+    return _Options(
+        kv=[normal_dtype(name) for name in kv],
+        state=[normal_dtype(name) for name in state] if hybrid else ["fp32"],
+        drafts=drafts,
+        modes=_modes(facts) if hybrid else [StateMode.NONE],
+        tps=[facts.tp] if facts.tp else sorted(TP_PRIOR),
+        gdn=_gdn(facts) if hybrid else [False],
+        lines=lines,
+    )
+
+
+def _modes(facts: Facts) -> list[StateMode]:
+    if facts.prefix_caching is False:
+        return [StateMode.NONE]
+    if facts.state_mode in tuple(StateMode):
+        return [StateMode(facts.state_mode)]
+    if facts.prefix_caching:
+        return [StateMode.ALIGN]
+    return [StateMode.ALIGN, StateMode.NONE]
+
+
+def _gdn(facts: Facts) -> list[bool]:
+    if facts.version is not None and parse_version(facts.version) < FIRST_GDN_64:
+        return [False]
+    if facts.gdn_kernel is not None:
+        return [facts.gdn_kernel == "FlashInfer"]
+    return [False, True]
+
+
+def _layout(
+    arch: ModelArch,
+    facts: Facts,
+    kv: str,
+    state: str,
+    draft: int,
+    mode: StateMode,
+    tp: int,
+    *,
+    gdn: bool,
+) -> Layout | None:
+    try:
+        layers = cache_layers(arch, kv_dtype=kv, state_dtype=state, tp=tp, draft_tokens=draft)
+        return plan_layout(
+            layers,
+            state_mode=mode,
+            draft_tokens=draft,
+            batched_tokens=facts.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+            gdn_prefill=gdn,
+            block_tokens=facts.block_size_flag,
+        )
+    except UsageError:  # this TP does not divide the heads: not a candidate
+        return None
+
+
+def _shape_matches(facts: Facts) -> tuple[str, ...]:
+    names = ("block_tokens", "padding_layers", "padding_percent")
+    return tuple(name.replace("_", " ") for name in names if getattr(facts, name) is not None)
+
+
+def _shape_fits(
+    facts: Facts, layout: Layout, arch: ModelArch, kv: str, state: str, draft: int, tp: int
+) -> bool:
+    if facts.block_tokens is not None and layout.block_tokens != facts.block_tokens:
+        return False
+    if facts.padding_layers is not None and layout.padding_layers != facts.padding_layers:
+        return False
+    if facts.padding_percent is not None and layout.has_state:
+        layers = cache_layers(arch, kv_dtype=kv, state_dtype=state, tp=tp, draft_tokens=draft)
+        bare = max(layer.state_bytes for layer in layers)
+        page = max(group.page_bytes for group in layout.groups)
+        return abs(100 * (page - bare) / bare - facts.padding_percent) < 0.006
+    return True
+
+
+def _pool(facts: Facts, layout: Layout, line: str, blocks: int) -> VllmPool:
+    return VllmPool(
+        layout=layout,
+        pool_bytes=blocks * layout.bytes_per_block,
+        max_model_len=facts.concurrency_tokens or facts.max_model_len or 1,
+        asked_num_seqs=facts.max_num_seqs or 0,
+        tokens_line=line,
+        mamba_block_tokens=facts.mamba_block_flag,
+        graphs=not facts.eager and not layout.draft_tokens,
+    )
+
+
+def _block_range(facts: Facts, unit: int) -> range:
+    """Block counts that the printed GiB (two decimals) allows."""
+    if facts.kv_gib is None:
+        return range(1, 1 << 31)
+    low, high = ((facts.kv_gib + d) * GIB for d in (-0.0051, 0.0051))
+    return range(max(0, int(low // unit)), int(high // unit) + 1)
+
+
+def _solve(facts: Facts, layout: Layout, line: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Block counts that reproduce the log, with what each reproduces."""
+    allowed = _block_range(facts, layout.bytes_per_block)
+    matched = () if facts.kv_gib is None else ("GiB",)
+    if facts.needed_gib is not None and facts.max_model_len:
+        needed = layout.blocks_per_request(facts.max_model_len) * layout.bytes_per_block
+        if f"{needed / GIB:.2f}" != f"{facts.needed_gib:.2f}":
+            return
+        matched = (*matched, "needed GiB")
+        if facts.longest_tokens is not None:
+            allowed_longest = [b for b in allowed if _longest(layout, b) == facts.longest_tokens]
+            if not allowed_longest:
+                return
+            allowed = range(allowed_longest[0], allowed_longest[-1] + 1)
+            matched = (*matched, "longest context")
+        yield allowed[len(allowed) // 2], matched
+        return
+    length = facts.concurrency_tokens or facts.max_model_len
+    for blocks in _counts(facts, layout, line, length):
+        if blocks not in allowed:
+            continue
+        names = matched
+        if facts.tokens is not None:
+            names = (*names, "tokens")
+        if facts.concurrency is not None and length:
+            ratio = blocks / layout.blocks_per_request(length)
+            if f"{ratio:.2f}" != f"{facts.concurrency:.2f}":
+                continue
+            names = (*names, "concurrency")
+        yield blocks, names
+
+
+def _longest(layout: Layout, blocks: int) -> int:
+    """The engine's own estimate: the largest length whose blocks fit, by bisection."""
+    if layout.blocks_per_request(1) > blocks:
+        return 0
+    low, high = 1, blocks * max(group.block_tokens for group in layout.groups)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if layout.blocks_per_request(middle) <= blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _counts(facts: Facts, layout: Layout, line: str, length: int | None) -> Iterator[int]:
+    if facts.blocks is not None:
+        yield facts.blocks
+        return
+    if facts.tokens is None:
+        return
+    if line == "blocks_per_group":
+        smallest = min(group.block_tokens for group in layout.groups)
+        if facts.tokens % smallest:
+            return
+        groups = len(layout.groups)
+        first = facts.tokens // smallest * groups
+        yield from range(first, first + groups)
+        return
+    if not length:
+        return
+    per_request = layout.blocks_per_request(length)
+    first = -(-facts.tokens * per_request // length)
+    for blocks in (first - 1, first, first + 1):
+        if blocks > 0 and int(blocks / per_request * length) == facts.tokens:
+            yield blocks
+
+
+def _luck(facts: Facts, layout: Layout) -> float:
+    """Chance that a wrong layout yields the printed token count with some integer block count."""
+    length = facts.concurrency_tokens or facts.max_model_len
+    if facts.tokens is None or not length:
+        return 1.0
+    step = max(1.0, length / layout.blocks_per_request(length))
+    return min(1.0, 1 / step)
+
+
+def _prior(
+    arch: ModelArch,
+    profile: EngineProfile,
+    kv: str,
+    state: str,
+    draft: int,
+    mode: StateMode,
+    tp: int,
+    *,
+    gdn: bool,
+) -> float:
+    default_state = state_dtype_of(arch, None)
+    default_mode = StateMode.ALIGN if profile.rule("hybrid_prefix_caching") else StateMode.NONE
+    weight = 1.0 if kv == kv_dtype_of(arch, None) else 0.7
+    weight *= 0.2 if kv == SCALED_KV else 1.0
+    weight *= 1.0 if state == default_state else OFF_DEFAULT_PRIOR
+    weight *= DRAFT_PRIOR.get(draft, 0.02)
+    weight *= 1.0 if mode is default_mode else 0.6
+    weight *= TP_PRIOR.get(tp, 0.02)
+    weight *= 1.0 if not gdn else 0.5
+    return weight
