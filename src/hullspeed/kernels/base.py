@@ -106,6 +106,7 @@ class Kernels(Protocol[P]):
 
     name: ClassVar[str]
     device: torch.device
+    threads: int
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Pack ``weight`` ``[out, in]`` (float32) and ``bias`` ``[out]`` for use."""

@@ -37,6 +37,7 @@ class RefKernels:
 
     name: ClassVar[str] = "ref"
     device = torch.device("cpu")
+    threads = 1
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """The weight as it is."""

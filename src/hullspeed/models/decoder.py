@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,15 +13,12 @@ from torch import Tensor
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import EngineError
 from hullspeed.kernels.base import Kernels, KvPages
-from hullspeed.kernels.batch import Batch, SpanInput
+from hullspeed.kernels.batch import Batch
 from hullspeed.models.attention import Attention
 from hullspeed.models.mlp import GatedMlp
 from hullspeed.models.rope import rotary_table
 from hullspeed.models.support import check_supported
 from hullspeed.models.weights import Weights
-
-# Enough rows, and keys to attend to, that kernels share the work out to threads.
-_WARM_UP_TOKENS = 64
 
 
 class Mixing(Protocol):
@@ -70,30 +68,36 @@ class Decoder:
         self._kernels = kernels
         self._n_pages = 0
         self._page_tokens = 1
-        with torch.inference_mode():
-            self._pack(weights)
+        self._pack(weights)
 
     def _pack(self, weights: Weights) -> None:
         arch, kernels = self.arch, self._kernels
-        embedding = weights.tensor(f"{arch.prefix}embed_tokens.weight")
-        self._embedding = kernels.table(embedding)
-        if not arch.tied_embeddings:
-            embedding = weights.tensor("lm_head.weight")
-        self._head = kernels.linear(embedding)
-        del embedding
         self._norm = weights.tensor(f"{arch.prefix}norm.weight")
         factors = weights.frequency_factors()
         rotaries = {
             dim: rotary_table(arch.rope, dim, self.max_context_tokens, factors)
             for dim in {layer.mixer.rotary_dim for layer in arch.layers}  # type: ignore[attr-defined]
         }
-        self._layers = []
-        for i, layer in enumerate(arch.layers):
-            below = f"{arch.prefix}layers.{i}."
+
+        def packed(i: int) -> DecoderLayer:
+            layer, below = arch.layers[i], f"{arch.prefix}layers.{i}."
             mixer = Attention(layer.mixer, rotaries, arch.norm_eps, weights, below, kernels)  # type: ignore[arg-type]
             mlp = GatedMlp(layer.mlp, weights, below, kernels)  # type: ignore[arg-type]
             norms = [weights.tensor(f"{below}{name}.weight") for name in layer.norms]
-            self._layers.append(DecoderLayer(norms[0], mixer, norms[1], mlp))
+            return DecoderLayer(norms[0], mixer, norms[1], mlp)
+
+        # Packing runs without the GIL, one weight a thread.
+        with ThreadPoolExecutor(kernels.threads) as pool:
+            head = pool.submit(self._pack_head, weights)
+            self._layers = list(pool.map(packed, range(len(arch.layers))))
+            head.result()
+
+    def _pack_head(self, weights: Weights) -> None:
+        embedding = weights.tensor(f"{self.arch.prefix}embed_tokens.weight")
+        self._embedding = self._kernels.table(embedding)
+        if not self.arch.tied_embeddings:
+            embedding = weights.tensor("lm_head.weight")
+        self._head = self._kernels.linear(embedding)
 
     @property
     def n_pages(self) -> int:
@@ -113,17 +117,6 @@ class Decoder:
         for layer in self._layers:
             layer.mixer.allocate_kv(n_pages, page_tokens)
         self._n_pages, self._page_tokens = n_pages, page_tokens
-
-    def warm_up(self) -> None:
-        """Have every kernel compiled or loaded before the first request: a decode and a chunk.
-
-        Overwrites the first pages, so call it between :meth:`allocate_kv` and use.
-        """
-        room = min(self._n_pages * self._page_tokens, self.max_context_tokens)
-        for n_tokens in {1, min(_WARM_UP_TOKENS, room)}:
-            pages = range(-(-n_tokens // self._page_tokens))
-            self.forward(Batch.of([SpanInput([0] * n_tokens, 0, pages, sample=True)]))
-        self.copy_pages([0], [0])
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the batch, write its keys and values to its pages.

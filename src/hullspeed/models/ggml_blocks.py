@@ -7,9 +7,7 @@ flat). Arithmetic is IEEE as written: no fused multiply-add, which would change 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +20,8 @@ from hullspeed.kernels.cpu.simd import half_as_float
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-_PART_ELEMENTS = 1 << 18  # a thread's share: below it, waking a thread costs more
 
-
-def dequantize(raw: Bytes, kind: GgmlType, out: Floats, threads: int = 1) -> None:
+def dequantize(raw: Bytes, kind: GgmlType, out: Floats) -> None:
     """Write the elements of ``raw`` (uint8, flat, whole blocks of ``kind``) to ``out`` (flat).
 
     Raises:
@@ -38,30 +34,13 @@ def dequantize(raw: Bytes, kind: GgmlType, out: Floats, threads: int = 1) -> Non
     elif kind.name == "BF16":
         np.left_shift(raw.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
     elif kind.name in _KERNELS:
-        _in_parts(_KERNELS[kind.name], raw, kind, out, threads)
+        _KERNELS[kind.name](raw, out, 0, len(out) // kind.block_elements)
     else:
         raise UnsupportedModelError(
             "the embedded engine does not read this GGUF type",
             seen=kind.name,
             fix=f"it reads F32, F16, BF16, {', '.join(_KERNELS)}",
         )
-
-
-def _in_parts(
-    blocks: Callable[[Bytes, Floats, int, int], None],
-    raw: Bytes,
-    kind: GgmlType,
-    out: Floats,
-    threads: int,
-) -> None:
-    n_blocks = len(out) // kind.block_elements
-    parts = max(1, min(threads, os.cpu_count() or 1, len(out) // _PART_ELEMENTS))
-    if parts == 1:
-        blocks(raw, out, 0, n_blocks)
-        return
-    edges = [n_blocks * p // parts for p in range(parts + 1)]
-    with ThreadPoolExecutor(parts) as pool:
-        list(pool.map(lambda p: blocks(raw, out, edges[p], edges[p + 1]), range(parts)))
 
 
 @kernel(math="exact")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,16 +10,19 @@ import torch
 from torch import Tensor
 
 from hullspeed.arch.gguf import GgufFile
+from hullspeed.arch.gguf_names import gguf_names
 from hullspeed.arch.mixers import FullAttention
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import CorruptFileError
 from hullspeed.models.ggml_blocks import dequantize
 from hullspeed.models.weights import Weights
 
-_NAMES = tomllib.loads(Path(__file__).with_name("gguf_names.toml").read_text())
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_QUERY_OR_KEY = re.compile(r"layers\.(\d+)\.self_attn\.([qk])_proj\.")
+# llama.cpp keeps Llama 3's scaling of the rotary frequencies as a tensor.
 _FREQUENCY_FACTORS = "rope_freqs.weight"
+
+# Architectures whose converter interleaves the two halves of each query and key head
+# (``permute`` of LlamaModel in llama.cpp's convert_hf_to_gguf.py).
+_INTERLEAVED = ("llama",)
 
 
 class GgufWeights(Weights):
@@ -30,73 +31,71 @@ class GgufWeights(Weights):
     Args:
         paths: The file, or all shards.
         arch: The model, for its names and numbers of heads.
-        threads: For dequantisation.
 
     Raises:
-        CorruptFileError: if two shards hold the same tensor, or one has an unknown name.
+        CorruptFileError: if a file is damaged, or two shards hold the same tensor.
     """
 
-    def __init__(self, paths: Sequence[Path], arch: ModelArch, threads: int = 1) -> None:
-        self._arch = arch
-        self._threads = threads
-        self._aside: dict[str, GgufFile] = {}
-        self._files: dict[str, tuple[GgufFile, str]] = {}
+    def __init__(self, paths: Sequence[Path], arch: ModelArch) -> None:
+        self._files: dict[str, GgufFile] = {}
         files = [GgufFile(path) for path in paths]
         for file in files:
             for name in file.tensors:
-                self._add(file, name)
-        self._permuted = files[0].metadata.get("general.architecture") in _NAMES["permuted"]
-
-    def _add(self, file: GgufFile, name: str) -> None:
-        if name in _NAMES["aside"]:
-            self._aside[name] = file
-            return
-        known = _huggingface_name(name, self._arch.prefix)
-        if known in self._files:
-            raise CorruptFileError(f"two shards of the model hold {name!r}", seen=str(file.path))
-        self._files[known] = (file, name)
+                if name in self._files:
+                    raise CorruptFileError("two shards hold the same tensor", seen=name)
+                self._files[name] = file
+        architecture = str(files[0].metadata.get("general.architecture"))
+        self._stored = {
+            spec.name: stored
+            for spec in arch.tensors(extras=False)
+            for stored in gguf_names(spec.name, architecture, arch.prefix)[:1]
+            if stored in self._files
+        }
+        self._heads = _interleaved_heads(arch) if architecture in _INTERLEAVED else {}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of every tensor; names we do not know keep their GGUF name."""
-        return {known: file.tensors[name].shape for known, (file, name) in self._files.items()}
+        """Of every tensor; those that the model has no place for keep their GGUF name."""
+        names = {stored: name for name, stored in self._stored.items()}
+        return {
+            names.get(stored, stored): file.tensors[stored].shape
+            for stored, file in self._files.items()
+            if stored != _FREQUENCY_FACTORS
+        }
 
     def tensor(self, name: str) -> Tensor:
         """Dequantised; queries and keys in the order of the Hugging Face checkpoint."""
-        if name not in self._files:
+        if name not in self._stored:
             raise CorruptFileError("the GGUF file lacks a tensor", seen=name)
-        file, stored = self._files[name]
-        tensor = self._read(file, stored)
-        match = _QUERY_OR_KEY.search(name)
-        if match and self._permuted:
-            mixer = self._arch.layers[int(match[1])].mixer
-            if isinstance(mixer, FullAttention):
-                return _halves_apart(tensor, mixer.q_heads if match[2] == "q" else mixer.kv_heads)
-        return tensor
+        tensor = self._read(self._stored[name])
+        return _halves_apart(tensor, self._heads[name]) if name in self._heads else tensor
 
     def frequency_factors(self) -> Tensor | None:
-        """``rope_freqs.weight``: where llama.cpp keeps Llama 3's scaling of the frequencies."""
-        file = self._aside.get(_FREQUENCY_FACTORS)
-        return None if file is None else self._read(file, _FREQUENCY_FACTORS)
+        """``rope_freqs.weight``, if there."""
+        return self._read(_FREQUENCY_FACTORS) if _FREQUENCY_FACTORS in self._files else None
 
-    def _read(self, file: GgufFile, name: str) -> Tensor:
-        info = file.tensors[name]
+    def _read(self, stored: str) -> Tensor:
+        file = self._files[stored]
+        info = file.tensors[stored]
         out = np.empty(info.shape, np.float32)
-        raw = np.frombuffer(file.data(name), np.uint8)
-        dequantize(raw, info.type, out.reshape(-1), self._threads)
+        raw = np.frombuffer(file.data(stored), np.uint8)
+        dequantize(raw, info.type, out.reshape(-1))
         return torch.from_numpy(out)
 
 
-def _huggingface_name(name: str, prefix: str) -> str:
-    if name in _NAMES["top"]:
-        return str(_NAMES["top"][name]).format(prefix=prefix)
-    match = _LAYER.fullmatch(name)
-    if match and match[2] in _NAMES["layer"]:
-        return f"{prefix}layers.{int(match[1])}.{_NAMES['layer'][match[2]]}.{match[3]}"
-    return name
+def _interleaved_heads(arch: ModelArch) -> dict[str, int]:
+    """Number of heads of each query and key projection, by name."""
+    heads = {}
+    for i, layer in enumerate(arch.layers):
+        if isinstance(layer.mixer, FullAttention):
+            for part in ("weight", "bias"):
+                below = f"{arch.prefix}layers.{i}.self_attn."
+                heads[f"{below}q_proj.{part}"] = layer.mixer.q_heads
+                heads[f"{below}k_proj.{part}"] = layer.mixer.kv_heads
+    return heads
 
 
 def _halves_apart(tensor: Tensor, heads: int) -> Tensor:
-    """Undo the interleaving of llama.cpp: rows (head, pair, half) to (head, half, pair)."""
-    rows = tensor.shape[0] // heads // 2
-    split = tensor.reshape(heads, rows, 2, *tensor.shape[1:])
-    return split.transpose(1, 2).reshape(tensor.shape).contiguous()
+    """Undo the interleaving: rows (head, pair, half) to (head, half, pair)."""
+    pairs = tensor.shape[0] // heads // 2
+    split = tensor.reshape(heads, pairs, 2, *tensor.shape[1:])
+    return split.transpose(1, 2).reshape(tensor.shape)

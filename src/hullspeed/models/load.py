@@ -14,7 +14,7 @@ from hullspeed.models.safetensors_weights import SafetensorsWeights
 from hullspeed.models.weights import Weights
 
 
-def open_weights(paths: Sequence[Path], arch: ModelArch, threads: int = 1) -> Weights:
+def open_weights(paths: Sequence[Path], arch: ModelArch) -> Weights:
     """The weights in ``paths``: one GGUF model or all shards of a safetensors checkpoint.
 
     Raises:
@@ -23,7 +23,7 @@ def open_weights(paths: Sequence[Path], arch: ModelArch, threads: int = 1) -> We
     """
     kinds = {path.suffix for path in paths}
     if kinds == {".gguf"}:
-        return GgufWeights(paths, arch, threads)
+        return GgufWeights(paths, arch)
     if kinds == {".safetensors"}:
         return SafetensorsWeights(paths)
     raise UsageError(
@@ -44,7 +44,7 @@ def load_decoder(
 ) -> Decoder:
     """Read, pack and check a model; give it pages with :meth:`Decoder.allocate_kv` before use.
 
-    Peak memory is the packed model and one tensor in float32.
+    Peak memory is the packed model and one tensor in float32 for each thread.
 
     Raises:
         UnsupportedModelError: if the architecture or a number format is not computed here.
@@ -52,5 +52,5 @@ def load_decoder(
         UsageError: for options that cannot be.
     """
     backend = load_kernels(kernels, weight_dtype=weight_dtype, threads=threads)
-    weights = open_weights(paths, arch, threads)
+    weights = open_weights(paths, arch)
     return Decoder(arch, weights, backend, max_context_tokens=max_context_tokens)

@@ -185,22 +185,30 @@ def plan_items(
 
 @kernel()
 def _share_out(found: Ints, cost: NDArray[np.int64], n_buckets: int) -> tuple[Ints, Ints]:
-    """Largest first, each to the bucket with the least so far."""
+    """Each to the bucket with the least so far; from the end, where a chunk's dearest blocks are.
+
+    Loops are spelled out: numpy's own sort and argmin take numba seconds to compile.
+    """
     n_items = len(found)
     owner = np.zeros(n_items, np.int32)
+    load = np.zeros(n_buckets, np.int64)
     buckets = np.zeros(n_buckets + 1, np.int32)
-    if n_buckets > 1:
-        load = np.zeros(n_buckets, np.int64)
-        for i in np.argsort(-cost):
-            owner[i] = np.argmin(load)
-            load[owner[i]] += cost[i]
-    for i in range(n_items):
-        buckets[owner[i] + 1] += 1
+    for i in range(n_items - 1, -1, -1):
+        least = 0
+        for b in range(1, n_buckets):
+            if load[b] < load[least]:
+                least = b
+        owner[i] = least
+        load[least] += cost[i]
+        buckets[least + 1] += 1
     for b in range(n_buckets):
         buckets[b + 1] += buckets[b]
-    items = np.empty_like(found)
-    cursor = buckets[:-1].copy()
-    for i in range(n_items):
-        items[cursor[owner[i]]] = found[i]
-        cursor[owner[i]] += 1
+    items = np.empty((n_items, 4), np.int32)
+    for b in range(n_buckets):
+        at = buckets[b]
+        for i in range(n_items):
+            if owner[i] == b:
+                for field in range(4):
+                    items[at, field] = found[i, field]
+                at += 1
     return items, buckets

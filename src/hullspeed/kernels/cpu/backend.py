@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from hullspeed.errors import UsageError
 from hullspeed.kernels.base import AttentionShape, HeadNorms, KvPages, Linear, RotaryTable
 from hullspeed.kernels.batch import Batch
-from hullspeed.kernels.cpu import attention, pages, pointwise
+from hullspeed.kernels.cpu import attention, pointwise
 from hullspeed.kernels.cpu.jit import config
 from hullspeed.kernels.cpu.linear import Fp16Linear, Fp32Linear
 from hullspeed.kernels.cpu.simd import LANES
@@ -204,8 +204,7 @@ class CpuKernels:
         self, layers: Sequence[KvPages], sources: Sequence[int], targets: Sequence[int]
     ) -> None:
         """See :class:`hullspeed.kernels.base.Kernels`."""
-        source = np.asarray(sources, np.int64)
-        target = np.asarray(targets, np.int64)
         for layer in layers:
-            pages.copy_pages(layer.keys.numpy(), source, target)
-            pages.copy_pages(layer.values.numpy(), source, target)
+            for pool in (layer.keys.numpy(), layer.values.numpy()):
+                for source, target in zip(sources, targets, strict=True):
+                    pool[target] = pool[source]
