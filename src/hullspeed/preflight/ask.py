@@ -37,7 +37,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         weight_bytes_per_gpu: Weights per rank as the plan says; else size of files / GPUs.
         threads: Compute threads; the usable cores when ``None``.
         host: Address to bind.
-        port: Port to bind.
+        port: Port to bind; 0 takes a free one.
         cache_dir: Where models and compiled kernels are kept.
         disk_need_bytes: Free bytes the cache directory must have.
     """
@@ -83,8 +83,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("need_bytes", "pool_blocks", "draft_tokens", "disk_need_bytes"):
             _at_least(name, getattr(self, name), 0)
         _at_least("threads", self.threads, 1)
-        if not 1 <= self.port <= 65535:
-            raise UsageError("port out of range", seen=self.port, fix="use 1 to 65535")
+        if not 0 <= self.port <= 65535:
+            raise UsageError("port out of range", seen=self.port, fix="use 0 to 65535")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise UsageError(
                 "memory share must be above 0 and at most 1", seen=self.memory_share,

@@ -1,0 +1,5 @@
+"""``python -m hullspeed``."""
+
+from hullspeed.cli.main import main
+
+main()
