@@ -42,9 +42,19 @@ PUBLIC = [
     # report 27: R9700 with 16-bit state
     ("cyankiwi/Qwen3.8-27B-AWQ-INT4", "0.27.1", "tensor_parallel_size=1", 6.0, "187,945",
      "112,000", "1.68", ("fp8", "bf16", 0, "align", 1, 800, 245)),
-    # a log that no rule here was made from: one RTX 3090, one-line wording
+    # logs that no rule here was made from
     ("me/Qwen3.8-27B-INT4", "0.28.0", "", 7.08, "222,822", "131,072", "1.70",
      ("fp8", "bf16", 0, "align", 1, 800, 289)),
+    ("nvidia/Qwen3.6-27B-NVFP4", "0.23.1rc1.dev531+ga65f93fb2", "tensor_parallel_size=1", 47.84,
+     "1,505,068", "262,144", "5.74", ("fp8", "fp32", 0, "align", 1, 1568, 999)),
+    ("x/Qwen3.6-35B-A3B-NVFP4", "0.24.0", "", 64.16, "3,274,229", "262,144", "12.49",
+     ("bf16", "fp32", 0, "align", 1, 1056, 3185)),
+    ("x/Qwen3.6-35B-A3B-NVFP4", "0.25.0", "", 53.84, "4,073,445", "131,072", "31.08",
+     ("fp8", "fp32", 3, "align", 1, 2144, 2393)),
+    ("RedHatAI/Qwen3.6-35B-A3B-NVFP4", "0.20.0", "", 2.95, "75,456", "65,536", "3.87",
+     ("fp8", "fp32", 0, "align", 1, 2096, 147)),
+    ("x/Qwen3.6-35B-A3B-NVFP4", "0.24.0", "", 6.01, "569,878", "131,072", "4.35",
+     ("fp8", "fp32", 0, "align", 1, 2096, 300)),
 ]  # fmt: skip
 
 
