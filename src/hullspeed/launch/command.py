@@ -30,7 +30,7 @@ class Command:
     Attributes:
         argv: The program and its arguments.
         env: Variables to set.
-        key_env: Variable that holds the API key, if the engine reads one.
+        key_env: Variable that holds the API key; empty for an engine that checks none.
         image: The official container image of that version.
         image_argv: What to give the image, after its entry point.
         files: Configuration files by name, which ``argv`` mentions.
@@ -53,6 +53,12 @@ class Command:
         """For a shell: assignments, then the words, quoted where they must be."""
         words = [f"{name}={quoted(value)}" for name, value in self.env.items()]
         return " ".join([*words, *map(quoted, self.argv)])
+
+    def key_flags(self, reference: str) -> list[str]:
+        """Flags that hand over the key for an engine that does not read it from its environment;
+        ``reference`` is how the file at hand names the variable.
+        """
+        return ["--api-key", reference] if self.settings.engine == "sglang" else []
 
 
 def build_command(settings: Settings) -> Command:
@@ -156,8 +162,7 @@ def _sglang(settings: Settings) -> Command:
         argv=tuple(words),
         image=image_name("sglang", settings.engine_version),
         image_argv=tuple(words),
-        live_path="/health",
-        ready_path="/health",
+        key_env="SGLANG_API_KEY",
     )
 
 

@@ -1,0 +1,1 @@
+sglang serve --model-path Qwen/Qwen3.6-27B-FP8 --host 127.0.0.1 --port 8000 --context-length 32768 --max-running-requests 256 --kv-cache-dtype fp8_e4m3 --reasoning-parser qwen3 --tool-call-parser qwen3_coder --speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --enable-metrics

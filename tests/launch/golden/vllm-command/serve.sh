@@ -1,0 +1,1 @@
+vllm serve Qwen/Qwen3.6-27B-FP8 --host 127.0.0.1 --port 8000 --max-model-len 32768 --max-num-seqs 256 --kv-cache-dtype fp8 --reasoning-parser qwen3 --tool-call-parser qwen3_coder --enable-auto-tool-choice --no-enable-prefix-caching --speculative-config '{"method":"mtp","num_speculative_tokens":3}'
