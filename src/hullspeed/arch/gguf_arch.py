@@ -259,6 +259,7 @@ def _problem(
     found, spec = tensors[names[0]], specs[0]
     alone = len(names) == len(specs) == 1 and len(spec.shape) == 2
     elements = sum(math.prod(tensors[n].shape) for n in names)
-    if elements != sum(s.elements for s in specs) or (alone and found.shape != spec.shape):
+    same = found.shape in (spec.shape, spec.shape[1:] if spec.shape[0] == 1 else spec.shape)
+    if elements != sum(s.elements for s in specs) or (alone and not same):
         return f"{names[0]} has shape {found.shape}, expected {spec.shape} x {len(specs)}"
     return None
