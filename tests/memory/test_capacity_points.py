@@ -18,6 +18,7 @@ import pytest
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.memory.budget import EngineSettings, GpuMemory, Term, WeightBytes
+from hullspeed.memory.drafters import with_dflash
 from hullspeed.memory.sglang import SglangAllocator
 from hullspeed.memory.vllm import VllmAllocator
 from hullspeed.memory.vllm_pool import VllmPool
@@ -28,6 +29,8 @@ with CSV.open(encoding="utf-8") as _file:
     ROWS = list(csv.DictReader(_file))
 
 CAPABILITY = {"RTX 5090": (12, 0), "RTX 3090": (8, 6), "H100 80GB": (9, 0)}
+
+DFLASH = {"tp": 2, "prefix_caching": True, "draft_tokens": 7, "max_num_batched_tokens": 16384}
 
 # row: (architecture, settings); `tokens` rows state 'GPU KV cache size' and concurrency
 TOKENS: dict[int, tuple[str, dict[str, Any]]] = {
@@ -49,6 +52,11 @@ TOKENS: dict[int, tuple[str, dict[str, Any]]] = {
     10: ("qwen3.5-27b", {"tp": 2, "kv_dtype": "fp8", "prefix_caching": True, "draft_tokens": 3}),
     11: ("qwen3.5-27b", {"tp": 2, "kv_dtype": "fp8", "prefix_caching": True, "draft_tokens": 4}),
     12: ("qwen3.6-35b-a3b", {"kv_dtype": "fp8", "prefix_caching": True}),
+    # an external DFlash drafter: five sliding layers of 2,048 tokens (memory/drafters.py); seven
+    # drafts and 16,384 batched tokens are common to the three rows
+    14: ("qwen3.5-27b+dflash", {**DFLASH, "kv_dtype": "fp8"}),
+    15: ("qwen3.5-27b+dflash", DFLASH),
+    16: ("qwen3.5-27b+dflash", DFLASH),
     # the row's own note calls it ambiguous: k = 2 at 0.28 (no 64 rule yet) fits without a guess
     17: ("qwen3.5-27b", {"tp": 2, "prefix_caching": True, "draft_tokens": 2}),
     18: ("qwen3.5-27b", {"kv_dtype": "fp8", "state_dtype": "bfloat16", "prefix_caching": True}),
@@ -101,9 +109,6 @@ BLOCKS: dict[int, tuple[str, dict[str, Any], int, float | None]] = {
 }
 
 NOT_REPRODUCED = {
-    14: "external DFlash/DSpark drafter: its layers and window are not stated",
-    15: "external drafter: its layers and window are not stated",
-    16: "external drafter: its layers and window are not stated",
     19: "sizing boot with an external drafter: states overheads, no pool of ours",
     25: "600 blocks, but the model variant and its TP are not stated",
     27: "states GiB without tokens: used for the overhead model only",
@@ -145,6 +150,8 @@ def _settings(row: int, extra: dict[str, Any]) -> EngineSettings:
 @pytest.fixture(scope="session")
 def arch_of(shapes: Callable[[str], ModelArch]) -> Callable[[str], ModelArch]:
     def build(name: str) -> ModelArch:
+        if name.endswith("+dflash"):
+            return with_dflash(shapes(name.removesuffix("+dflash")))
         if name != "qwen3-235b":
             return shapes(name)
         base = shapes("qwen3-32b")

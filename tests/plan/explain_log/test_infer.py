@@ -158,9 +158,32 @@ def test_block_lines_settle_kv_and_drafts(vllm_log: Log) -> None:
     }
 
 
-def test_an_external_drafter_is_not_guessed(vllm_log: Log) -> None:
+def test_dflash_drafter_of_public_logs(vllm_log: Log) -> None:
+    """Three reports of one drafter on 2x RTX 5090; what they share is not printed: seven drafts,
+    prefix caching on, 16,384 batched tokens.
+    """
+    for gib, tokens, length, concurrency, kv, blocks in (
+        (11.15, "451,603", "147,456", "3.06", "fp8", 1418),
+        (11.15, "214,135", "65,536", "3.27", "bf16", 1405),
+        (16.01, "374,847", "204,800", "1.83", "bf16", 2017),
+    ):
+        config = "tensor_parallel_size=2, speculative_config=SpeculativeConfig(method='dflash', "
+        text = vllm_log(
+            M27, version="0.27.1", config=config + "num_spec_tokens=7)", gib=gib, tokens=tokens,
+            length=length, concurrency=concurrency,
+        )  # fmt: skip
+        explanation = explain_log(text)
+        found = {
+            (f.kv_dtype, f.state_dtype, f.prefix_cache_mode, f.blocks) for f in explanation.fitted
+        }
+        assert (kv, "fp32", "align", blocks) in found
+        assert "EL202" in {finding.code for finding in explanation.findings}
+        assert explanation.served
+
+
+def test_other_drafters_are_not_guessed(vllm_log: Log) -> None:
     text = vllm_log(
-        M27, config="speculative_config=SpeculativeConfig(method='dflash', num_spec_tokens=15)",
+        M27, config="speculative_config=SpeculativeConfig(method='eagle3', num_spec_tokens=3)",
         gib=11.15, tokens="451,603", length="147,456", concurrency="3.06",
     )  # fmt: skip
     explanation = explain_log(text)

@@ -218,8 +218,11 @@ def _runtime_findings(facts: Facts, inference: Inference) -> list[Finding]:
             Finding(
                 code="EL202",
                 severity=Severity.INFO,
-                what="an external draft model shares the pool; its layers are not in this model",
-                why="block counts cannot be inverted without its configuration",
+                what="an external draft model shares the pool",
+                why="five sliding layers of 2,048 tokens are assumed, as DFlash2 has"
+                if inference.candidates
+                else "block counts cannot be inverted without its configuration",
+                evidence={"method": facts.draft_method or ""},
             )
         )
     return found

@@ -30,7 +30,7 @@ class Facts:
     prefix_caching: bool | None = None
     state_mode: str | None = None
     draft_tokens: int | None = None
-    draft_model: bool = False
+    draft_method: str | None = None
     block_size_flag: int | None = None
     mamba_block_flag: int | None = None
     eager: bool = False
@@ -59,6 +59,12 @@ class Facts:
     slot_pool_gib: float | None = None
     max_running: int | None = None
     radix_strategy: str | None = None
+
+    @property
+    def draft_model(self) -> bool:
+        """Whether drafts come from a model of its own, which keeps layers in the pool."""
+        own = ("mtp", "qwen3_next_mtp", "qwen3_5_mtp", "ngram", "suffix")
+        return self.draft_method is not None and self.draft_method not in own
 
 
 def _value(text: str, *names: str) -> str | None:
@@ -131,8 +137,7 @@ def vllm_facts(log: ParsedLog) -> Facts:
         prefix_caching=caching,
         state_mode=log.last("state_mode", "state_mode"),
         draft_tokens=draft_tokens,
-        draft_model=speculative
-        and method not in (None, "mtp", "qwen3_next_mtp", "qwen3_5_mtp", "ngram", "suffix"),
+        draft_method=method if speculative else None,
         block_size_flag=_number(_value(args, "block_size")),
         mamba_block_flag=_number(_value(args, "mamba_block_size")),
         eager=bool(log.named("eager")) or _value(args, "enforce_eager") == "True",

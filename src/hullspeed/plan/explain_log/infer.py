@@ -14,6 +14,7 @@ from itertools import product
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
+from hullspeed.memory.drafters import with_dflash
 from hullspeed.memory.layers import cache_layers, kv_dtype_of, normal_dtype, state_dtype_of
 from hullspeed.memory.profile import EngineProfile, engine_profile, parse_version
 from hullspeed.memory.vllm_groups import Layout, StateMode, plan_layout
@@ -87,21 +88,25 @@ class _Options:
     tps: Sequence[int]
     gdn: Sequence[bool]
     lines: Sequence[str]
+    batched: Sequence[int]
 
 
 def infer_vllm(facts: Facts, arch: ModelArch) -> Inference:
     """Search the settings that reproduce a vLLM log of ``arch``."""
     if facts.draft_model:
-        return Inference((), "an external draft model keeps layers of its own in the pool")
+        if not (facts.draft_method or "").startswith("dflash"):
+            return Inference((), "an external draft model keeps layers of its own in the pool")
+        arch = with_dflash(arch)
     if facts.tokens is None and facts.blocks is None and facts.needed_gib is None:
         return Inference((), "the log prints no token count, block count or needed GiB")
     profile = _profile(facts)
     options = _options(facts, arch, profile)
     found = []
-    for kv, state, draft, mode, tp, gdn in product(
-        options.kv, options.state, options.drafts, options.modes, options.tps, options.gdn
-    ):
-        layout = _layout(arch, facts, kv, state, draft, mode, tp, gdn=gdn)
+    for kv, state, draft, mode, tp, gdn, batched in product(
+        options.kv, options.state, options.drafts, options.modes, options.tps, options.gdn,
+        options.batched,
+    ):  # fmt: skip
+        layout = _layout(arch, facts, kv, state, draft, mode, tp, batched, gdn=gdn)
         if layout is None or not _shape_fits(facts, layout, arch, kv, state, draft, tp):
             continue
         for line in options.lines:
@@ -155,7 +160,17 @@ def _options(facts: Facts, arch: ModelArch, profile: EngineProfile) -> _Options:
         tps=[facts.tp] if facts.tp else sorted(TP_PRIOR),
         gdn=_gdn(facts) if hybrid else [False],
         lines=lines,
+        batched=_batched(facts, arch),
     )
+
+
+def _batched(facts: Facts, arch: ModelArch) -> list[int]:
+    """Chunk sizes to try: they matter only where a window holds a chunk."""
+    if facts.max_num_batched_tokens is not None:
+        return [facts.max_num_batched_tokens]
+    layers = (*arch.layers, *(layer for extra in arch.extras for layer in extra.layers))
+    windows = any(hasattr(layer.mixer, "window_tokens") for layer in layers)
+    return [2048, 8192, 16384] if windows else [DEFAULT_BATCHED_TOKENS]
 
 
 def _modes(facts: Facts) -> list[StateMode]:
@@ -184,6 +199,7 @@ def _layout(
     draft: int,
     mode: StateMode,
     tp: int,
+    batched: int,
     *,
     gdn: bool,
 ) -> Layout | None:
@@ -193,7 +209,7 @@ def _layout(
             layers,
             state_mode=mode,
             draft_tokens=draft,
-            batched_tokens=facts.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+            batched_tokens=batched,
             gdn_prefill=gdn,
             block_tokens=facts.block_size_flag,
         )

@@ -8,11 +8,12 @@ from dataclasses import replace
 import msgspec
 
 from hullspeed.arch.model import ModelArch
+from hullspeed.memory.drafters import with_dflash
 from hullspeed.memory.layers import cache_layers
 from hullspeed.memory.vllm_groups import StateMode, plan_layout
 from hullspeed.memory.vllm_pool import LARGE_MAMBA_BLOCK_TOKENS, VllmPool
 from hullspeed.plan.explain_log.facts import Facts
-from hullspeed.plan.explain_log.infer import DEFAULT_BATCHED_TOKENS, Candidate
+from hullspeed.plan.explain_log.infer import Candidate
 from hullspeed.units import GIB
 
 LENGTHS = (8_192, 32_768, 131_072, 262_144)
@@ -106,6 +107,8 @@ def _with(
 ) -> VllmPool:
     """The candidate's pool re-planned with a change."""
     drafts = candidate.draft_tokens if draft_tokens is None else draft_tokens
+    if facts.draft_model and drafts:
+        arch = with_dflash(arch)
     layout = plan_layout(
         cache_layers(
             arch,
@@ -116,7 +119,7 @@ def _with(
         ),
         state_mode=StateMode(mode or candidate.state_mode or "none"),
         draft_tokens=drafts,
-        batched_tokens=facts.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+        batched_tokens=candidate.pool.layout.batched_tokens,
         gdn_prefill=candidate.gdn_prefill,
         block_tokens=facts.block_size_flag,
     )
