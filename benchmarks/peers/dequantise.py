@@ -22,7 +22,9 @@ def dequantise(gguf: Path, out: Path) -> None:
     config = AutoConfig.from_pretrained(folder, gguf_file=name)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, dtype=torch.float32
+    )
     plain.load_state_dict(loaded.state_dict())
     out.mkdir(parents=True, exist_ok=True)
     plain.save_pretrained(out)

@@ -28,8 +28,8 @@ NAME = "openvino"
 def engine_main(link: socket.socket, args: argparse.Namespace) -> None:
     """Run the pipeline; commands come in and tokens go out as JSON lines over ``link``."""
     import numpy as np
-    import openvino as ov
-    import openvino_genai as genai
+    import openvino as ov  # type: ignore[import-not-found]
+    import openvino_genai as genai  # type: ignore[import-not-found]
 
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = args.cache_gib
