@@ -47,10 +47,10 @@ _FEW_LAYERS = 4  # enough where a step computes more than it reads
 _FEW_LAYERS_FROM_ROWS = 32
 _KV_BEYOND_CACHE = 48 * 2**20
 
-# What requests cost outside the kernels, from processor time of the two processes under a closed loop
-# (SmolLM2, two cores at 2.6 GHz): the API process spends about 1 ms a request and 1 ms more per 500
-# words of prompt, then 0.4 ms a token alone and 0.12 ms a token at eight streams, most of it once a
-# step. The rest of a request's time is waking up two processes twice.
+# What requests cost outside the kernels, from processor time of the two processes under a closed
+# loop (SmolLM2, two cores at 2.6 GHz): the API process spends about 1 ms a request and 1 ms more
+# per 500 words of prompt, then 0.4 ms a token alone and 0.12 ms a token at eight streams, most of
+# it once a step. The rest of a request's time is waking up two processes twice.
 _REQUEST_S = 3e-3
 _STREAM_TOKEN_S = 1.2e-4
 _STEP_S = 9e-4
