@@ -283,6 +283,7 @@ WEIGHTS = {
     "fp8": (27.49, 0.40, 0.858, 0.10),
     "bf16": (50.10, 0.791, 0.858, 0.02),
     "nvfp4": (22.92, 0.79, 0.858, 0.02),
+    "nvfp4-unsloth": (20.42, 0.79, 0.858, 0.02),  # 10.64 GiB a rank, as the row states
     "8b": (15.27, 0.0, 0.0, 0.0),
 }
 # row: (architecture, weights, settings, (blocks, bytes per block) or GiB)
@@ -297,7 +298,7 @@ POOLS: dict[int, tuple[str, str, dict[str, Any], float]] = {
         126 * 49 / 1024,
     ),
     4: ("qwen3.5-27b", "fp8", {"version": "0.26.1", "tp": 2}, 491 * 24.5 / 1024),
-    5: ("qwen3.5-27b", "nvfp4", {"version": "0.26.1", "tp": 2}, 611 * 24.5 / 1024),
+    5: ("qwen3.5-27b", "nvfp4-unsloth", {"version": "0.26.1", "tp": 2}, 611 * 24.5 / 1024),
     6: (
         "qwen3.5-27b",
         "fp8",

@@ -9,8 +9,8 @@ from hullspeed.arch.model import Extra, Layer, ModelArch
 from hullspeed.errors import UnsupportedModelError
 
 # Public logs of DFlash2 on the 27B hybrid: five sliding layers of the target's KV shape (a debug
-# log lists the groups: 10 state, 4 full, 1 sliding). The window follows from three logs whose printed
-# tokens come out exactly with 2,048 and 16,384 batched tokens.
+# log lists the groups: 10 state, 4 full, 1 sliding). The window follows from three logs whose
+# printed tokens come out exactly with 2,048 and 16,384 batched tokens.
 DFLASH_LAYERS = 5
 DFLASH_WINDOW_TOKENS = 2048
 

@@ -119,8 +119,7 @@ def _graph_item(
     spread = 0.5 * value
     source = f"{sizes} piecewise and {full} full graphs"
     if hybrid and full and profile.rule("graph_transient_charged"):
-        free = profile.number("graph_transient_free_tokens")
-        thousands = max(0.0, limits.max_num_batched_tokens - free) / 1024
+        thousands = limits.max_num_batched_tokens / 1024
         share = full / capture_sizes(CAPTURE_LIMIT)
         extra = profile.number("graph_transient_gib_per_1k_tokens") * thousands * share
         extra *= GIB / settings.tp
