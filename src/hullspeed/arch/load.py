@@ -79,6 +79,19 @@ def arch_from_config(
     )
 
 
+def load_remote(reference: str) -> ModelArch:
+    """The architecture of ``ORG/NAME[@REVISION]`` on the hub, reading only headers.
+
+    Raises:
+        SourceError: if the model is unknown, closed to this user or out of reach.
+        CorruptFileError: if a header contradicts itself or config.json.
+        UnsupportedModelError: if the architecture or a field of it is not known here.
+    """
+    from hullspeed.sources.remote import read_remote  # noqa: PLC0415 - needs an HTTP client
+
+    return arch_from_remote(read_remote(reference))
+
+
 def arch_from_remote(model: RemoteModel) -> ModelArch:
     """The architecture of a model on the hub, none of whose weights are here.
 
