@@ -35,6 +35,7 @@ class Served:
 
     def __init__(self) -> None:
         arguments = ["--port", "0", "--json", "--max-context", "1024", "--kv-budget", "256MiB"]
+        arguments += ["--threads", "1"]  # two would spin against whatever else runs here
         self.process = subprocess.Popen(
             [*COMMAND, *arguments],
             stdout=subprocess.PIPE,
