@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,7 @@ def test_p08_speeds_carry_an_interval_and_the_error_history(make_case: MakeCase)
 def test_p10_a_missing_field_is_refused_and_no_command_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = catalogue.lookup("Qwen/Qwen3.6-27B") or {}
+    config = deepcopy(catalogue.lookup("Qwen/Qwen3.6-27B") or {})
     del config["text_config"]["num_hidden_layers"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert run(["plan", str(tmp_path), "--gpu", "h100-sxm"]) == 2
@@ -151,3 +152,41 @@ def test_p12_the_logs_concurrency_is_optimistic_under_prefix_caching(make_case: 
 def test_s14_the_granularity_of_hits_is_printed(make_case: MakeCase) -> None:
     plan = make_plan(make_case(FP8, "a40", context=8192, concurrency=1))
     assert plan.capacity.hit_granularity_tokens == 784
+
+
+def test_s08_speculation_with_prefix_caching_on_a_hybrid_is_refused_by_version(
+    make_case: MakeCase,
+) -> None:
+    case = make_case(
+        FP8, "h100-sxm", context=32768, concurrency=2, draft_tokens=3, version="0.28.0"
+    )
+    plan = make_plan(case)
+    assert plan.verdict == "refused by a finding"
+    assert not plan.ok
+    assert "corrupts answers" in plan.summary
+    assert make_plan(case.with_settings(prefix_caching=False)).ok
+    assert make_plan(case.with_settings(draft_tokens=0)).ok
+
+
+def test_s07_the_pool_is_set_in_bytes_not_left_to_an_estimate(make_case: MakeCase) -> None:
+    plan = make_plan(make_case(FP8, "h100-sxm", context=32768, concurrency=2))
+    assert int(plan.flags["--kv-cache-memory-bytes"]) == plan.capacity.pool_bytes
+
+
+def test_s31_graphs_off_is_offered_where_memory_is_short(make_case: MakeCase) -> None:
+    case = make_case(
+        "Inferact/Qwen3.8-27B-NVFP4", "rtx 5090", context=32768, isl=32000, concurrency=8,
+        kv_dtype="fp8", max_num_seqs=64,
+    )  # fmt: skip
+    remedies = {remedy.flags for remedy in make_plan(case).remedies}
+    assert "--enforce-eager" in remedies
+
+
+def test_sglang_bounds_requests_by_state_slots_not_by_tokens(make_case: MakeCase) -> None:
+    """About 19 at once on an H100 by its defaults, whatever their length."""
+    plan = make_plan(
+        make_case("Qwen/Qwen3.8-27B-FP8", "h100-sxm", "sglang", context=32768, concurrency=4)
+    )
+    short = next(r for r in plan.capacity.by_context if r.context_tokens == 2048)
+    assert 15 <= short.served <= 25
+    assert short.divided > 100

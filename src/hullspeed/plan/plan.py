@@ -24,7 +24,9 @@ from hullspeed.units import format_bytes, format_seconds, format_tokens
 _MOST_IN_FLIGHT = 1024
 _LEAST_SEQS = 8
 
-Verdict = Literal["fits", "misses objective", "too many requests", "does not fit"]
+Verdict = Literal[
+    "fits", "misses objective", "too many requests", "does not fit", "refused by a finding"
+]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,7 @@ def make_plan(
     running = min(workload.concurrency, capacity.served)
     speed = predictor.speed(workload, running) if predictor and running else None
     missed = _missed(workload, speed)
-    verdict = _verdict(stack, capacity, missed)
+    verdict = _verdict(stack, capacity, missed, findings)
     ssm, dtype = state_dtype(arch, settings), kv_dtype(arch, settings)
     state_bytes = arch.state_bytes(ssm, arch.dtype, settings.draft_tokens)
     return Plan(
@@ -108,7 +110,7 @@ def make_plan(
         workload=workload,
         verdict=verdict,
         ok=verdict == "fits",
-        summary=_summary(case, workload, stack, capacity, missed, verdict),
+        summary=_summary(case, workload, stack, capacity, missed, findings, verdict),
         limit=_limit(stack, capacity, speed, missed),
         assumptions=_assumptions(case, workload, dtype, ssm if state_bytes else ""),
         findings=tuple(findings),
@@ -140,14 +142,15 @@ def _at_rate(case: Case) -> tuple[Case, bool]:
 
 
 def _with_engine_limits(case: Case) -> Case:
-    """The workload's context and concurrency as engine settings, where none were given: an engine
-    left at its default max_num_seqs of 1,024 sets memory aside for 1,024 requests.
+    """The workload's context and concurrency as engine settings, where none were given: vLLM left
+    at its default max_num_seqs of 1,024 sets memory aside for 1,024 requests.
     """
     settings, workload = case.settings, case.workload
-    return case.with_settings(
-        max_model_len=settings.max_model_len or workload.context_tokens,
-        max_num_seqs=settings.max_num_seqs or max(_LEAST_SEQS, workload.concurrency),
-    )
+    seqs = settings.max_num_seqs
+    if seqs is None and settings.engine == "vllm":
+        seqs = max(_LEAST_SEQS, workload.concurrency)
+    context = settings.max_model_len or workload.context_tokens
+    return case.with_settings(max_model_len=context, max_num_seqs=seqs)
 
 
 def _of_defaults(asked: Case, known: list[Finding]) -> list[Finding]:
@@ -253,17 +256,25 @@ def _missed(workload: Workload, speed: Speed | None) -> list[str]:
     return missed
 
 
-def _verdict(stack: MemoryStack, capacity: Capacity, missed: list[str]) -> Verdict:
+def _verdict(
+    stack: MemoryStack, capacity: Capacity, missed: list[str], findings: list[Finding]
+) -> Verdict:
     if stack.pool_bytes == 0 or capacity.longest_served < 1:
         return "does not fit"
     if capacity.served < capacity.needed:
         return "too many requests"
+    if _first_error(findings):
+        return "refused by a finding"
     return "misses objective" if missed else "fits"
+
+
+def _first_error(findings: list[Finding]) -> Finding | None:
+    return next((f for f in findings if f.severity is Severity.ERROR), None)
 
 
 def _summary(
     case: Case, workload: Workload, stack: MemoryStack, capacity: Capacity, missed: list[str],
-    verdict: Verdict,
+    findings: list[Finding], verdict: Verdict,
 ) -> str:  # fmt: skip
     what = f"{case.model.name} on {case.target} with {case.settings.engine}"
     size = (
@@ -274,6 +285,8 @@ def _summary(
         return f"{what} fits {size}; {capacity.served} such requests would run at once"
     if verdict == "misses objective":
         return f"{what} fits {size}, but misses its objective: {'; '.join(missed)}"
+    if verdict == "refused by a finding" and (error := _first_error(findings)):
+        return f"{what} would hold {size}, but: {error.what}"
     if verdict == "too many requests":
         return f"{what} runs {capacity.served} at once, not {size}"
     weights = stack.bytes_of(Term.WEIGHTS)
@@ -361,7 +374,7 @@ def _cost(
 def _flags(case: Case, stack: MemoryStack, pool: PoolPlan, capacity: Capacity) -> dict[str, str]:
     """The engine's knobs for this budget: slots for the workload, never more than start."""
     settings, workload = case.settings, case.workload
-    seqs = settings.max_num_seqs or workload.concurrency
+    seqs = settings.max_num_seqs or max(workload.concurrency, capacity.served)
     if capacity.max_num_seqs is not None:
         seqs = min(seqs, capacity.max_num_seqs)
     budget = MemoryBudget(
