@@ -65,6 +65,7 @@ def test_loading_is_healthy_and_not_ready() -> None:
         ready = client.get("/ready")
         assert ready.status_code == 503
         assert ready.headers["retry-after"]
+        assert client.get("/v1/models").status_code == 503
         refused = client.post("/v1/chat/completions", json=CHAT)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "loading"

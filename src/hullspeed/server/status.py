@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from hullspeed import __version__
 from hullspeed.errors import UnknownModelError
+from hullspeed.server.errors import ApiError
 from hullspeed.server.metrics import Exposition
 from hullspeed.server.service import Service
 
@@ -57,15 +58,18 @@ async def version(_request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """The models there are, under every name they answer to."""
-    service: Service = request.app.state.service
+    """The models there are, under every name they answer to; 503 until one is loaded.
+
+    Readiness probes of other servers ask here.
+    """
+    service = _loaded(request)
     data = [_card(service, name) for name in service.names]
     return _json({"object": "list", "data": data}, 200)
 
 
 async def model(request: Request) -> Response:
     """One model."""
-    service: Service = request.app.state.service
+    service = _loaded(request)
     name = request.path_params["name"]
     if name not in service.names:
         raise UnknownModelError(
@@ -75,6 +79,19 @@ async def model(request: Request) -> Response:
             fix=f"use {service.names[0]!r}",
         )
     return _json(_card(service, name), 200)
+
+
+def _loaded(request: Request) -> Service:
+    service: Service = request.app.state.service
+    if not service.admitting:
+        raise ApiError(
+            503,
+            "the model is not being served now",
+            code="draining" if service.draining else "loading",
+            fix="try again",
+            retry_after_s=service.settings.retry_after_s,
+        )
+    return service
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
