@@ -11,6 +11,8 @@ import pytest
 from hullspeed.arch.mixers import FullAttention
 from hullspeed.arch.mlps import DenseMlp
 from hullspeed.arch.model import Layer, ModelArch
+from hullspeed.clock import VirtualClock
+from hullspeed.core.step import Step, StepResult
 from hullspeed.errors import UnsupportedModelError
 from hullspeed.hardware.ceilings import KERNELS_VERSION, Ceilings
 from hullspeed.hardware.machine import detect_machine
@@ -27,6 +29,11 @@ from hullspeed.runtime.ceilings import (
     shortened,
     synthetic_batch,
 )
+from hullspeed.runtime.executor import TorchExecutor
+from hullspeed.runtime.sampler import Sampler
+from hullspeed.twin.closed_loop import Simulation, TwinEngine, simulate
+from hullspeed.twin.load import Load
+from hullspeed.twin.outcome import percentile
 
 
 def small_arch() -> ModelArch:
@@ -136,3 +143,58 @@ def test_kernels_timed_alone_add_up_to_whole_steps(monkeypatch: pytest.MonkeyPat
         errors.append((parts.total_s - parts.step_overhead_s) / best_seconds(run) - 1)
     assert median(abs(error) for error in errors) < 0.10, errors
     assert max(abs(error) for error in errors) < 0.30, errors
+
+
+class TimedExecutor:
+    """A real executor under the twin's clock: each step takes the thread's own processor time."""
+
+    def __init__(self, executor: TorchExecutor, clock: VirtualClock) -> None:
+        self._executor = executor
+        self._clock = clock
+
+    def execute(self, step: Step) -> StepResult:
+        start = time.thread_time()
+        result = self._executor.execute(step)
+        self._clock.advance(time.thread_time() - start)
+        return result
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "load",
+    [
+        Load(isl_tokens=300, osl_tokens=24, requests=2, concurrency=1),
+        Load(isl_tokens=300, osl_tokens=24, requests=16, concurrency=8),
+        Load(isl_tokens=300, osl_tokens=24, requests=16, concurrency=8, cache="cached"),
+    ],
+    ids=["one", "eight", "eight cached"],
+)
+def test_the_twin_predicts_what_the_real_executor_takes(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same load on the same scheduler, once with step costs and once with torch: medians of
+    TTFT and ITL within 20 %.
+    """
+
+    class ThreadTime:
+        perf_counter = staticmethod(time.thread_time)
+
+    monkeypatch.setattr(measured, "time", ThreadTime)
+    arch = default_arch()
+    ceilings = measure_ceilings(arch, threads=1)
+    decoder = Decoder(arch, RandomWeights(arch), CpuKernels(threads=1))
+    decoder.allocate_kv(100, 64)
+    engine = TwinEngine(vocab=arch.vocab, max_context_tokens=2048, n_pages=100)
+    cost = StepCost(arch, ceilings)
+    predicted = simulate(engine, cost, load)
+
+    def real(clock: VirtualClock) -> TimedExecutor:
+        return TimedExecutor(TorchExecutor(decoder, Sampler(arch.vocab)), clock)
+
+    seen = Simulation(engine, cost, load, executor=real).run()
+    assert (seen.steps, seen.cached_tokens) == (predicted.steps, predicted.cached_tokens)
+    errors = {
+        name: percentile(getattr(predicted, name), 0.5) / percentile(getattr(seen, name), 0.5) - 1
+        for name in ("ttft_s", "itl_s")
+    }
+    assert all(abs(error) < 0.2 for error in errors.values()), errors

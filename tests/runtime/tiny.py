@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from hullspeed.arch.load import load_arch
 from hullspeed.clock import MonotonicClock
@@ -57,6 +60,22 @@ def write_checkpoint(folder: Path, family: str) -> Any:
     module.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     return module
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Bytes as tokens, and one end token."""
+    backend = Backend(models.BPE(vocab={c: i for i, c in enumerate(alphabet())}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<|end|>", special=True)])
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|end|>", "chat_template": "{{ messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def alphabet() -> list[str]:
+    """The characters of byte-level BPE."""
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class Engine:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, parse_special=True, add_special=True)
-        if not all(isinstance(token, int) for token in prompt):
+        if not _is_ids(prompt):
             raise RequestError("a prompt is text or token ids", seen=prompt, param="prompt")
         return list(prompt)
 
@@ -301,6 +301,10 @@ def _child(sampling: SamplingParams, index: int) -> SamplingParams:
     if seed is not None:
         seed = (seed + index + 2**63) % 2**64 - 2**63
     return msgspec.structs.replace(sampling, n=1, seed=seed)
+
+
+def _is_ids(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
