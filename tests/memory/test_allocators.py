@@ -110,6 +110,30 @@ def test_scratch_of_the_gated_delta_rule_is_reserved(shapes: Shapes) -> None:
     assert "MEM005" not in codes[2048]
 
 
+def test_s31_capture_needs_room_outside_the_pool(shapes: Shapes) -> None:
+    """An RTX 5090 dies in graph capture (784 MiB); utilization does not help, eager mode does."""
+    gpu = GpuMemory(
+        name="RTX 5090",
+        total_bytes=round(31.4 * GIB),
+        compute_capability=(12, 0),
+        baseline_bytes=GIB,
+    )
+    nvfp4 = WeightBytes(decoder=round(22.92 * GIB), vision=round(0.858 * GIB))
+    seen = {}
+    for share, eager in ((0.92, False), (0.97, False), (0.97, True), (0.85, False)):
+        settings = EngineSettings(
+            version="0.20.0", memory_fraction=share, enforce_eager=eager, language_model_only=True
+        )
+        stack = plan_memory(shapes("qwen3.5-27b"), gpu, settings, nvfp4).stack
+        seen[share, eager] = "MEM008" in {finding.code for finding in stack.findings}
+    assert seen == {
+        (0.92, False): False,
+        (0.97, False): True,
+        (0.97, True): False,
+        (0.85, False): False,
+    }
+
+
 def test_drafts_with_prefix_caching_on_a_hybrid_are_an_error(shapes: Shapes) -> None:
     """S08: default prefix caching since 0.28 makes the official MTP recipe the dangerous one."""
     arch = shapes("qwen3.5-27b")

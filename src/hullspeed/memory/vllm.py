@@ -24,6 +24,8 @@ from hullspeed.memory.vllm_pool import VllmPool
 from hullspeed.memory.vllm_runtime import (
     Limits,
     gdn_scratch,
+    graph_bytes,
+    graphs_charged,
     loaded_weights,
     resolve_limits,
     runtime_items,
@@ -86,7 +88,7 @@ class VllmAllocator:
             draft_tokens=settings.draft_tokens,
             batched_tokens=limits.max_num_batched_tokens,
             gdn_prefill=gdn_prefill_active(arch, gpu, profile),
-            block_tokens=settings.block_tokens,
+            block_tokens=settings.block_tokens or _latent_block(arch),
             stages=partition(len(arch.layers), settings.pp) if settings.pp > 1 else (),
         )
 
@@ -99,7 +101,6 @@ class VllmAllocator:
         profile = self.profile(settings)
         limits = resolve_limits(arch, gpu, settings, profile)
         layout = self.layout(arch, gpu, settings)
-        full_graphs = not settings.enforce_eager and not settings.draft_tokens
         return VllmPool(
             layout=layout,
             pool_bytes=pool_bytes,
@@ -108,7 +109,7 @@ class VllmAllocator:
             tokens_line=str(profile.rule("tokens_line")),
             null_block_reserved=bool(profile.rule("null_block_reserved")),
             mamba_block_tokens=settings.mamba_block_tokens,
-            graphs=full_graphs,
+            graphs=not settings.enforce_eager,
         )
 
     def requested_bytes(self, gpu: GpuMemory, settings: EngineSettings) -> int:
@@ -137,11 +138,15 @@ class VllmAllocator:
             headroom = gpu.total_bytes - requested
         scratch = gdn_scratch(arch, settings, limits, profile)
         items = [loaded, *runtime, pool, *_headroom_items(headroom, scratch, gpu)]
+        graphs = graph_bytes(arch, gpu, settings, limits, profile)
+        charged = graphs_charged(settings, profile) or settings.kv_cache_bytes is not None
+        left = headroom - gpu.baseline_bytes - scratch
         return MemoryStack(
             engine="vllm",
             total_bytes=gpu.total_bytes,
             items=tuple(items),
             findings=tuple(_stack_findings(gpu, settings, limits, requested, scratch, headroom))
+            + _capture_findings(graphs, left, charged=charged)
             + _version_findings(profile)
             + _caching_findings(arch, settings, profile),
         )
@@ -157,6 +162,14 @@ class VllmAllocator:
             "--max-model-len": str(budget.max_model_len),
             "--max-num-seqs": str(budget.max_num_seqs),
         }
+
+
+LATENT_BLOCK_TOKENS = 64  # FlashMLA's only block size (platforms/cuda.py)
+
+
+def _latent_block(arch: ModelArch) -> int | None:
+    kinds = {layer.mixer.kind for layer in arch.layers}
+    return LATENT_BLOCK_TOKENS if kinds == {"latent_attention"} else None
 
 
 def _pool_item(pool_bytes: int, spread: int, source: str) -> MemoryItem:
@@ -230,6 +243,30 @@ def _stack_findings(
             )
         )
     return found
+
+
+# Seen to fail at capture although the estimate was charged: 0.98 of 22.4 GiB (vllm #57475).
+CAPTURE_MARGIN_BYTES = GIB // 2
+
+
+def _capture_findings(graphs: int, left: int, *, charged: bool) -> tuple[Finding, ...]:
+    needed = CAPTURE_MARGIN_BYTES + (0 if charged else graphs)
+    if not graphs or left >= needed:
+        return ()
+    return (
+        Finding(
+            code="MEM008",
+            severity=Severity.WARNING,
+            what="graph capture may run out of memory at start",
+            why="graphs are captured after the pool is allocated; raising the utilization makes it "
+            "worse",
+            evidence={
+                "left": f"{max(0, left) / GIB:.2f} GiB",
+                "graphs": f"{graphs / GIB:.2f} GiB" + ("" if charged else ", not in the budget"),
+            },
+            fix="--enforce-eager, a shorter capture list, or a lower --gpu-memory-utilization",
+        ),
+    )
 
 
 def _safe_chunk(limits: Limits, scratch: int, headroom: int, gpu: GpuMemory) -> int:

@@ -193,10 +193,13 @@ class VllmPool:
         )
 
     def _too_many_seqs(self) -> Finding:
+        # With drafts, FlashInfer captures no FULL graphs and the check is skipped; others do.
+        drafts = self.layout.draft_tokens
         return Finding(
             code="MEM002",
-            severity=Severity.ERROR,
-            what="max_num_seqs exceeds the available Mamba cache blocks; vLLM will not start",
+            severity=Severity.WARNING if drafts else Severity.ERROR,
+            what="max_num_seqs exceeds the available Mamba cache blocks; vLLM "
+            + ("may not start" if drafts else "will not start"),
             why="a decoding sequence needs one state block, and FULL graphs are captured for "
             "max_num_seqs; the check comes after the weights are loaded",
             evidence={"max_num_seqs": str(self.asked_num_seqs), "blocks": str(self.max_num_seqs)},

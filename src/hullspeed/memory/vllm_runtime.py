@@ -92,6 +92,42 @@ def loaded_weights(
     )
 
 
+def graphs_charged(settings: EngineSettings, profile: EngineProfile) -> bool:
+    """Whether the graph estimate comes off the pool."""
+    asked = settings.estimate_cudagraphs
+    return bool(profile.rule("graph_estimate") if asked is None else asked)
+
+
+def captured_graphs(
+    arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, limits: Limits
+) -> tuple[int, int]:
+    """How many piecewise and full graphs are captured."""
+    if settings.enforce_eager:
+        return 0, 0
+    largest = largest_capture(gpu, limits.max_num_seqs, settings.draft_tokens)
+    hybrid = bool(arch.state_bytes("fp32", "fp16"))
+    # FlashInfer captures no FULL graph with drafts (log line in vLLM 0.20 and later).
+    full = 0 if hybrid and settings.draft_tokens else min(limits.max_num_seqs, largest)
+    return capture_sizes(largest), capture_sizes(full)
+
+
+def graph_bytes(
+    arch: ModelArch,
+    gpu: GpuMemory,
+    settings: EngineSettings,
+    limits: Limits,
+    profile: EngineProfile,
+) -> int:
+    """What graphs really take, per rank: they share one pool and cost little each."""
+    piecewise, full = captured_graphs(arch, gpu, settings, limits)
+    if not piecewise:
+        return 0
+    value = profile.number("graph_base_gib") * GIB
+    value += piecewise * profile.number("graph_piecewise_mib") * MIB / settings.tp
+    value += full * profile.number("graph_full_mib") * MIB / settings.tp
+    return round(value)
+
+
 def _graph_item(
     arch: ModelArch,
     gpu: GpuMemory,
@@ -100,24 +136,13 @@ def _graph_item(
     profile: EngineProfile,
 ) -> MemoryItem | None:
     """The graph estimate that is taken off the pool, when it is."""
-    charged = settings.estimate_cudagraphs
-    if settings.enforce_eager or not (
-        profile.rule("graph_estimate") if charged is None else charged
-    ):
+    value = float(graph_bytes(arch, gpu, settings, limits, profile))
+    if not value or not graphs_charged(settings, profile):
         return None
-    sizes = capture_sizes(largest_capture(gpu, limits.max_num_seqs, settings.draft_tokens))
-    hybrid = bool(arch.state_bytes("fp32", "fp16"))
-    # Attention backends of hybrids capture no FULL graph with drafts (log line in vLLM 0.20+).
-    full = (
-        0
-        if hybrid and settings.draft_tokens
-        else capture_sizes(min(limits.max_num_seqs, largest_capture(gpu, limits.max_num_seqs, 0)))
-    )
-    value = profile.number("graph_base_gib") * GIB
-    value += (sizes * profile.number("graph_piecewise_mib")) * MIB / settings.tp
-    value += full * profile.number("graph_full_mib") * MIB / settings.tp
+    piecewise, full = captured_graphs(arch, gpu, settings, limits)
     spread = 0.5 * value
-    source = f"{sizes} piecewise and {full} full graphs"
+    source = f"{piecewise} piecewise and {full} full graphs"
+    hybrid = bool(arch.state_bytes("fp32", "fp16"))
     if hybrid and full and profile.rule("graph_transient_charged"):
         thousands = limits.max_num_batched_tokens / 1024
         share = full / capture_sizes(CAPTURE_LIMIT)
@@ -125,9 +150,8 @@ def _graph_item(
         extra *= GIB / settings.tp
         value += extra
         spread += Z90 * profile.number("graph_transient_sigma_share") * extra
-        source += (
-            f"; prefill transient charged as graphs ({profile.source('graph_transient_charged')})"
-        )
+        cited = profile.source("graph_transient_charged")
+        source += f"; prefill transient charged as graphs ({cited})"
     return MemoryItem(
         term=Term.RUNTIME,
         name="CUDA graph estimate",

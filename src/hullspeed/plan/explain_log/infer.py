@@ -245,7 +245,7 @@ def _pool(facts: Facts, layout: Layout, line: str, blocks: int) -> VllmPool:
         asked_num_seqs=facts.max_num_seqs or 0,
         tokens_line=line,
         mamba_block_tokens=facts.mamba_block_flag,
-        graphs=not facts.eager and not layout.draft_tokens,
+        graphs=not facts.eager,
     )
 
 
