@@ -25,8 +25,9 @@ NAME = "openvino"
 # --- the engine process -------------------------------------------------------------------------
 
 
-def engine_main(link: socket.socket, args: argparse.Namespace) -> None:
+def engine_main(link: socket.socket, inherited: socket.socket, args: argparse.Namespace) -> None:
     """Run the pipeline; commands come in and tokens go out as JSON lines over ``link``."""
+    inherited.close()  # the other end: with a copy open here, its closing would go unseen
     import numpy as np
     import openvino as ov  # type: ignore[import-not-found]
     import openvino_genai as genai  # type: ignore[import-not-found]
@@ -268,7 +269,7 @@ def main() -> None:
     args = parser.parse_args()
     ours, theirs = socket.socketpair()
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=engine_main, args=(theirs, args), daemon=True)
+    process = context.Process(target=engine_main, args=(theirs, ours, args), daemon=True)
     process.start()
     theirs.close()
     ours.setblocking(False)
