@@ -97,6 +97,34 @@ def test_no_byte_is_lost(tmp_path: Path) -> None:
     assert weight_bytes(arch) - weight_bytes(arch, extras=False) == 60
 
 
+def test_an_unknown_quantization_is_sized_from_its_headers(tmp_path: Path) -> None:
+    """Only headers know what is inside; without them it is refused."""
+    _save("qwen2", tmp_path)
+    plain = load_arch(resolve(str(tmp_path)))
+    tensors: dict[str, Any] = {}
+    for spec in plain.tensors():
+        if spec.name.endswith("_proj.weight"):
+            module = spec.name.removesuffix(".weight")
+            tensors[f"{module}.codes"] = np.zeros((spec.elements // 4,), np.uint8)
+            tensors[f"{module}.codebook"] = np.zeros((16,), np.float32)
+        else:
+            tensors[spec.name] = np.zeros(spec.shape, np.float16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    _edit(tmp_path, quantization_config={"quant_method": "novel"})
+    arch = load_arch(resolve(str(tmp_path)))
+    assert arch.quant == "novel"
+    assert weight_bytes(arch) == sum(array.nbytes for array in tensors.values())
+    assert not arch.extras
+    assert arch.param_count() == plain.param_count()
+    tensors["model.norm.weight"] = np.zeros(65, np.float16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CorruptFileError, match=r"model\.norm\.weight has shape"):
+        load_arch(resolve(str(tmp_path)))
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match="method that is not known"):
+        load_arch(resolve(str(tmp_path), need_weights=False))
+
+
 def test_weights_without_a_config(tmp_path: Path) -> None:
     save_file({"a": np.zeros(3, np.float32)}, tmp_path / "m.safetensors")
     with pytest.raises(UnsupportedModelError, match=r"without a config\.json"):

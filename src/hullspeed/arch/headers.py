@@ -50,12 +50,7 @@ def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelA
         if found.shape != part.shape and not (part.shape == () and found.shape == (1,)):
             problems.append(f"{part.name} has shape {found.shape}, expected {part.shape}")
         sizes[spec.name] = sizes.get(spec.name, 0) + found.nbytes
-    if problems:
-        raise CorruptFileError(
-            f"the weights do not fit config.json in {len(problems)} tensors",
-            seen="; ".join(problems[:_SHOWN]),
-            fix="config.json and weights must be of one revision; fetch the model again",
-        )
+    _refuse(problems)
     unlisted = [t for name, t in names.items() if name not in used and not _DROPPED.search(name)]
     if arch.tied_embeddings:
         # Some checkpoints of tied models store the head a second time.
@@ -66,6 +61,64 @@ def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelA
         sizes |= {tensor.name: tensor.nbytes for tensor in unlisted}
     format_ = replace(arch.weight_format, stored_bytes=sizes)
     return replace(arch, weight_format=format_, dtype=_dtype(arch, names))
+
+
+def with_module_bytes(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelArch:
+    """The architecture with each module's bytes, whatever tensors its weights are made of.
+
+    For quantizations whose layout is not known here: shapes of plain weights are still compared.
+
+    Raises:
+        CorruptFileError: if a module has no tensor at all, or a plain weight another shape.
+    """
+    names = _renamed(arch, headers)
+    modules: dict[str, list[StoredTensor]] = {}
+    for name, tensor in names.items():
+        modules.setdefault(_module(name), []).append(tensor)
+    if not arch.tied_embeddings and arch.head_name not in modules:
+        arch = replace(arch, tied_embeddings=True)
+    present = (e for e in arch.extras if any(_module(t.name) in modules for t in e.tensors))
+    arch = replace(arch, extras=tuple(present))
+    sizes: dict[str, int] = {}
+    used: set[str] = set()
+    problems: list[str] = []
+    for spec in arch.tensors():
+        module, _, last = spec.name.rpartition(".")
+        own = names.get(spec.name)
+        if own is not None and own.dtype in _PLAIN and own.shape != spec.shape:
+            problems.append(f"{spec.name} has shape {own.shape}, expected {spec.shape}")
+        held = modules.get(module, []) if last == "weight" else [own] if own else []
+        if not held:
+            problems.append(f"{spec.name} is missing")
+        for tensor in held:
+            if tensor.name not in used and not tensor.name.endswith(".bias"):
+                used.add(tensor.name)
+                sizes[spec.name] = sizes.get(spec.name, 0) + tensor.nbytes
+        if last == "bias" and own:
+            used.add(own.name)
+            sizes[spec.name] = own.nbytes
+    _refuse(problems)
+    unlisted = [t for t in names.values() if t.name not in used and not _DROPPED.search(t.name)]
+    sizes |= {tensor.name: tensor.nbytes for tensor in unlisted}
+    extras = (*arch.extras, *((_unlisted(unlisted),) if unlisted else ()))
+    stored = replace(arch.weight_format, name=arch.quant, stored_bytes=sizes)
+    return replace(arch, weight_format=stored, extras=extras, dtype=_dtype(arch, names))
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+_PLAIN = frozenset({"BF16", "F16", "F32"})
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise CorruptFileError(
+            f"the weights do not fit config.json in {len(problems)} tensors",
+            seen="; ".join(problems[:_SHOWN]),
+            fix="config.json and weights must be of one revision; fetch the model again",
+        )
 
 
 def _renamed(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from hullspeed.arch import families
 from hullspeed.arch.families.common import union
 from hullspeed.arch.fields import Fields, parse_json, read_json
-from hullspeed.arch.headers import with_headers
+from hullspeed.arch.headers import with_headers, with_module_bytes
 from hullspeed.arch.model import ModelArch
-from hullspeed.arch.quant_config import weight_format
-from hullspeed.arch.safetensors import merge, parse_header, read_files
+from hullspeed.arch.quant_config import UnknownQuantizationError, weight_format
+from hullspeed.arch.safetensors import StoredTensor, merge, parse_header, read_files
 from hullspeed.errors import UnsupportedModelError
 from hullspeed.sources.files import ModelFiles
 
@@ -40,13 +40,13 @@ def load_arch(files: ModelFiles) -> ModelArch:
         raise UnsupportedModelError(
             "weights without a config.json", seen=str(files.root), fix="put config.json beside them"
         )
-    arch = arch_from_config(
+    return _arch(
         read_json(files.config),
         generation=read_json(files.generation_config) if files.generation_config else None,
         modelopt=read_json(files.quant_config) if files.quant_config else None,
         more_eos_ids=_tokenizer_eos(files),
+        headers=read_files(files.weights) if files.weights else None,
     )
-    return with_headers(arch, read_files(files.weights)) if files.weights else arch
 
 
 def arch_from_config(
@@ -103,15 +103,35 @@ def arch_from_remote(model: RemoteModel) -> ModelArch:
     def parsed(raw: bytes | None, name: str) -> dict[str, Any] | None:
         return parse_json(raw, name) if raw else None
 
-    arch = arch_from_config(
+    shards = (parse_header(h.raw, h.file_bytes, h.name) for h in model.headers)
+    return _arch(
         parse_json(model.config, "config.json"),
         generation=parsed(model.generation_config, "generation_config.json"),
         modelopt=parsed(model.quant_config, "hf_quant_config.json"),
+        headers=merge(shards) if model.headers else None,
     )
-    if not model.headers:
-        return arch
-    shards = (parse_header(h.raw, h.file_bytes, h.name) for h in model.headers)
-    return with_headers(arch, merge(shards))
+
+
+def _arch(
+    config: dict[str, Any],
+    *,
+    headers: Mapping[str, StoredTensor] | None,
+    modelopt: Mapping[str, Any] | None,
+    **more: Any,
+) -> ModelArch:
+    """From config.json and, where there are weights, their headers.
+
+    A quantization that is not known here is no obstacle when headers state every size.
+    """
+    try:
+        arch = arch_from_config(config, modelopt=modelopt, **more)
+    except UnknownQuantizationError as error:
+        if headers is None:
+            raise
+        plain = {k: v for k, v in config.items() if k != "quantization_config"}
+        arch = replace(arch_from_config(plain, **more), quant=error.method)
+        return with_module_bytes(arch, headers)
+    return arch if headers is None else with_headers(arch, headers)
 
 
 def _tokenizer_eos(files: ModelFiles) -> list[int]:

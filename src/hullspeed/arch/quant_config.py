@@ -15,6 +15,21 @@ from hullspeed.arch.quant import EVERY_LINEAR, LINEARS, UNQUANTIZED, Modules, We
 from hullspeed.arch.schemes import Scheme
 from hullspeed.errors import UnsupportedModelError
 
+
+class UnknownQuantizationError(UnsupportedModelError):
+    """A quantization whose layout is not known here; only headers can tell its size.
+
+    Args:
+        method: Its name.
+    """
+
+    def __init__(self, what: str, *, method: str, seen: object = None) -> None:
+        super().__init__(what, seen=seen, fix=_HEADERS_TELL)
+        self.method = method
+
+
+_HEADERS_TELL = "size it from its files: their headers state every size"
+
 # Heads stay in the model's type unless a config says otherwise.
 _HEAD = ("lm_head",)
 
@@ -43,10 +58,10 @@ def weight_format(
     method = section.text("quant_method", absent="modelopt" if section.has("quant_algo") else None)
     reader = _READERS.get(method)
     if reader is None:
-        raise UnsupportedModelError(
-            "a quantization method that is not known here",
+        raise UnknownQuantizationError(
+            f"a quantization method that is not known here (known: {', '.join(sorted(_READERS))})",
+            method=method,
             seen=method,
-            fix=f"known: {', '.join(sorted(_READERS))}",
         )
     found = reader(section)
     if config.get("model_type") in ("deepseek_v3", "deepseek_v2"):
@@ -85,10 +100,10 @@ def _awq(section: Fields) -> WeightFormat:
 
 def _gptq(section: Fields) -> WeightFormat:
     if section.flag("lm_head", absent=False) or section.has("dynamic"):
-        raise UnsupportedModelError(
+        raise UnknownQuantizationError(
             "a GPTQ checkpoint with rules of its own per module",
+            method="gptq",
             seen=section.values.get("dynamic", "lm_head"),
-            fix="give the local files: their headers state every size",
         )
     ignore = Modules(_names(section, "modules_in_block_to_not_quantize") + _HEAD)
     scheme = Scheme("gptq", bits=_bits(section, "bits"), group=_group(section, "group_size"))
@@ -114,10 +129,10 @@ def _compressed_tensors(section: Fields) -> WeightFormat:
         targets += group.words("targets") or []
         schemes.append(_group_scheme(group, section.text("format", absent="dense")))
     if len(set(schemes)) != 1 or set(targets) != {"Linear"}:
-        raise UnsupportedModelError(
+        raise UnknownQuantizationError(
             "a compressed-tensors checkpoint with several schemes or named targets",
+            method="compressed-tensors",
             seen=sorted(targets),
-            fix="give the local files: their headers state every size",
         )
     cache = section.section_or_none("kv_cache_scheme")
     return WeightFormat(
@@ -158,10 +173,10 @@ def _group_scheme(group: Fields, default_format: str) -> Scheme:
         return Scheme(
             method, bits=8, group=size, block=pair, symmetric=symmetric, static_input=static
         )
-    raise UnsupportedModelError(
+    raise UnknownQuantizationError(
         "a compressed-tensors layout that is not known here",
+        method="compressed-tensors",
         seen=f"{layout}, {bits} bit {kind}",
-        fix="give the local files: their headers state every size",
     )
 
 

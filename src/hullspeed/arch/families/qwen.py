@@ -49,7 +49,8 @@ def build_qwen3_next(config: Fields) -> ModelArch:
         Layer(mixer, mlp) for mixer, mlp in zip(mixers, _mlps(config, fused=False), strict=True)
     ]
     options = {"norm_offset": 1.0, **_routing(config)}
-    return decoder(config, "qwen3_next", layers, options=options)
+    extras = _mtp_layers(config, layers[-1].mlp)
+    return decoder(config, "qwen3_next", layers, options=options, extras=extras)
 
 
 def build_qwen3_5_text(config: Fields, outer: Fields | None = None) -> ModelArch:
@@ -67,10 +68,7 @@ def build_qwen3_5_text(config: Fields, outer: Fields | None = None) -> ModelArch
         "state_dtype": config.text("mamba_ssm_dtype", absent="float32"),
         **(_routing(config) if is_moe else {}),
     }
-    extras: tuple[Extra, ...] = ()
-    if depth := config.natural_or(0, "mtp_num_hidden_layers", zero=True):
-        layer = Layer(_gated_attention(config), mlps[-1])
-        extras = (mtp(config.natural("hidden_size"), (layer,) * depth),)
+    extras = _mtp_layers(config, mlps[-1])
     family = "qwen3_5_moe" if is_moe else "qwen3_5"
     return decoder(config, family, layers, outer=outer, options=options, extras=extras)
 
@@ -80,6 +78,15 @@ def build_qwen3_5(config: Fields) -> ModelArch:
     text = build_qwen3_5_text(config.section("text_config"), outer=config)
     tower = _vision_tower(config.section("vision_config"))
     return replace(text, prefix="model.language_model.", extras=(*text.extras, tower))
+
+
+def _mtp_layers(config: Fields, mlp: Mlp) -> tuple[Extra, ...]:
+    """The multi-token-prediction layers that the config states, full attention each."""
+    depth = config.natural_or(0, "mtp_num_hidden_layers", zero=True)
+    if not depth:
+        return ()
+    layer = Layer(_gated_attention(config), mlp)
+    return (mtp(config.natural("hidden_size"), (layer,) * depth),)
 
 
 def _dense_layers(config: Fields, full: FullAttention) -> list[Layer]:
@@ -101,7 +108,8 @@ def _qwen3_attention(config: Fields) -> FullAttention:
 
 
 def _gated_attention(config: Fields) -> FullAttention:
-    return replace(_qwen3_attention(config), output_gate=True)
+    gated = config.flag("attn_output_gate", absent=True)  # Qwen3-Next does not state it
+    return replace(_qwen3_attention(config), output_gate=gated)
 
 
 def _hybrid_mixers(
