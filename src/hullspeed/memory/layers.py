@@ -53,6 +53,11 @@ def state_dtype_of(arch: ModelArch, asked: str | None, default: str | None = Non
     return normal_dtype(asked)
 
 
+def keeps_state(arch: ModelArch) -> bool:
+    """Whether any layer keeps recurrent state (a hybrid model)."""
+    return any(layer.mixer.state_bytes("fp16", "fp16") for layer in arch.layers)
+
+
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
     """What one layer keeps on one rank.
@@ -72,7 +77,7 @@ class CacheLayer:
     @property
     def keeps_tokens(self) -> bool:
         """Whether the layer grows with the context (or up to its window)."""
-        return self.token_bytes > 0
+        return bool(self.token_bytes)
 
 
 def shard(mixer: Mixer, tp: int) -> Mixer:
@@ -175,14 +180,14 @@ def cache_layers(
             )
         layers += drafted
     conv_dtype = normal_dtype(arch.dtype)
-    # Layers of a kind share one mixer object or equal ones: ask each only once.
-    asked: dict[int, tuple[Fraction, int | None, int]] = {}
+    # Most layers are equal: ask each kind only once.
+    asked: dict[Mixer, tuple[Fraction, int | None, int]] = {}
     kept = []
     for i, layer in enumerate(layers):
-        key = id(layer.mixer)
-        if key not in asked:
-            asked[key] = _kept_by(layer.mixer, tp, kv_dtype, state_dtype, conv_dtype, draft_tokens)
-        kept.append(CacheLayer(i, *asked[key]))
+        mixer = layer.mixer
+        if mixer not in asked:
+            asked[mixer] = _kept_by(mixer, tp, kv_dtype, state_dtype, conv_dtype, draft_tokens)
+        kept.append(CacheLayer(i, *asked[mixer]))
     kept = [layer for layer in kept if layer.keeps_tokens or layer.state_bytes]
     if not kept:
         raise UnsupportedModelError("no layer keeps keys, values or state", seen=arch.family)

@@ -35,6 +35,7 @@ class EngineProfile:
     Attributes:
         version: The version asked for.
         extrapolated: ``version`` lies outside the range whose rules were checked.
+        rules: The rows in force, by name.
     """
 
     engine: str
@@ -43,6 +44,7 @@ class EngineProfile:
     checked_source: str
     extrapolated: bool
     table: Mapping[str, Any]
+    rules: Mapping[str, Mapping[str, Any]]
 
     def rule(self, name: str) -> Any:
         """Value of a rule at this version.
@@ -50,18 +52,11 @@ class EngineProfile:
         Raises:
             KeyError: a rule that the profile does not have (a programming error).
         """
-        return self._row(name)["value"]
+        return self.rules[name]["value"]
 
     def source(self, name: str) -> str:
         """Where the rule was seen."""
-        return str(self._row(name)["source"])
-
-    def _row(self, name: str) -> Mapping[str, Any]:
-        rows = [row for row in self.table["rule"] if row["name"] == name]
-        valid = [row for row in rows if parse_version(row["since"]) <= self.version]
-        if not rows:
-            raise KeyError(name)
-        return max(valid or rows[:1], key=lambda row: parse_version(row["since"]))
+        return str(self.rules[name]["source"])
 
     def number(self, name: str) -> float:
         """A measured constant of the ``[overhead]`` table."""
@@ -79,6 +74,15 @@ class EngineProfile:
         return f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
 
 
+def _in_force(rows: Sequence[Mapping[str, Any]], version: Version) -> dict[str, Mapping[str, Any]]:
+    """The newest row of each name that is not newer than ``version``, else the oldest row."""
+    chosen: dict[str, Mapping[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: parse_version(row["since"])):
+        if row["name"] not in chosen or parse_version(row["since"]) <= version:
+            chosen[row["name"]] = row
+    return chosen
+
+
 @cache
 def _table(engine: str) -> Mapping[str, Any]:
     path = files("hullspeed.memory.profiles") / f"{engine}.toml"
@@ -91,6 +95,7 @@ def _table(engine: str) -> Mapping[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+@cache
 def engine_profile(
     engine: str, version: str | None = None, *, extrapolate: bool = False
 ) -> EngineProfile:
@@ -119,4 +124,5 @@ def engine_profile(
         checked_source=str(checked["source"]),
         extrapolated=not first <= wanted <= last,
         table=table,
+        rules=_in_force(table["rule"], wanted),
     )

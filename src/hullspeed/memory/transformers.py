@@ -15,6 +15,7 @@ from hullspeed.memory.budget import (
     MemoryStack,
     WeightBytes,
 )
+from hullspeed.memory.layers import keeps_state
 from hullspeed.memory.pages import PagePool
 from hullspeed.memory.profile import EngineProfile, engine_profile
 
@@ -52,7 +53,7 @@ class TransformersAllocator:
 
 
 def _refuse_state(arch: ModelArch) -> None:
-    if arch.state_bytes("fp32", "fp16"):
+    if keeps_state(arch):
         raise UnsupportedModelError(
             "transformers' continuous batching has no allocator for linear attention "
             '("Invalid layer type: linear_attention")',

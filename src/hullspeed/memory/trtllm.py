@@ -15,6 +15,7 @@ from hullspeed.memory.budget import (
     MemoryStack,
     WeightBytes,
 )
+from hullspeed.memory.layers import keeps_state
 from hullspeed.memory.pages import PagePool
 from hullspeed.memory.profile import EngineProfile, engine_profile
 
@@ -59,7 +60,7 @@ class TrtllmAllocator:
 
 
 def _experimental(arch: ModelArch, profile: EngineProfile) -> tuple[Finding, ...]:
-    if not arch.state_bytes("fp32", "fp16"):
+    if not keeps_state(arch):
         return ()
     return (
         Finding(

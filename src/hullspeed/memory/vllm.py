@@ -17,7 +17,13 @@ from hullspeed.memory.budget import (
     Term,
     WeightBytes,
 )
-from hullspeed.memory.layers import cache_layers, kv_dtype_of, partition, state_dtype_of
+from hullspeed.memory.layers import (
+    cache_layers,
+    keeps_state,
+    kv_dtype_of,
+    partition,
+    state_dtype_of,
+)
 from hullspeed.memory.profile import EngineProfile, engine_profile
 from hullspeed.memory.vllm_groups import Layout, StateMode, plan_layout
 from hullspeed.memory.vllm_pool import VllmPool
@@ -295,7 +301,7 @@ def _version_findings(profile: EngineProfile) -> tuple[Finding, ...]:
 def _caching_findings(
     arch: ModelArch, settings: EngineSettings, profile: EngineProfile
 ) -> tuple[Finding, ...]:
-    hybrid = bool(arch.state_bytes("fp32", "fp16"))
+    hybrid = keeps_state(arch)
     caching = state_mode(settings, profile) is not StateMode.NONE
     safe = profile.rule("hybrid_mtp_prefix_caching_safe")
     if not (hybrid and caching and settings.draft_tokens) or safe:

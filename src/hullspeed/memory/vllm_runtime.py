@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hullspeed.arch.mlps import Mlp
 from hullspeed.arch.model import ModelArch
 from hullspeed.memory.budget import EngineSettings, GpuMemory, MemoryItem, Term, WeightBytes
+from hullspeed.memory.layers import keeps_state
 from hullspeed.memory.profile import EngineProfile
 from hullspeed.units import GIB, MIB
 
@@ -105,7 +106,7 @@ def captured_graphs(
     if settings.enforce_eager:
         return 0, 0
     largest = largest_capture(gpu, limits.max_num_seqs, settings.draft_tokens)
-    hybrid = bool(arch.state_bytes("fp32", "fp16"))
+    hybrid = keeps_state(arch)
     # FlashInfer captures no FULL graph with drafts (log line in vLLM 0.20 and later).
     full = 0 if hybrid and settings.draft_tokens else min(limits.max_num_seqs, largest)
     return capture_sizes(largest), capture_sizes(full)
@@ -142,7 +143,7 @@ def _graph_item(
     piecewise, full = captured_graphs(arch, gpu, settings, limits)
     spread = 0.5 * value
     source = f"{piecewise} piecewise and {full} full graphs"
-    hybrid = bool(arch.state_bytes("fp32", "fp16"))
+    hybrid = keeps_state(arch)
     if hybrid and full and profile.rule("graph_transient_charged"):
         thousands = limits.max_num_batched_tokens / 1024
         share = full / capture_sizes(CAPTURE_LIMIT)

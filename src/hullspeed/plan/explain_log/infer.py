@@ -15,7 +15,13 @@ from itertools import product
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
 from hullspeed.memory.drafters import with_dflash
-from hullspeed.memory.layers import cache_layers, kv_dtype_of, normal_dtype, state_dtype_of
+from hullspeed.memory.layers import (
+    cache_layers,
+    keeps_state,
+    kv_dtype_of,
+    normal_dtype,
+    state_dtype_of,
+)
 from hullspeed.memory.profile import EngineProfile, engine_profile, parse_version
 from hullspeed.memory.vllm_groups import Layout, StateMode, plan_layout
 from hullspeed.memory.vllm_pool import VllmPool
@@ -139,7 +145,7 @@ def _profile(facts: Facts) -> EngineProfile:
 
 
 def _options(facts: Facts, arch: ModelArch, profile: EngineProfile) -> _Options:
-    hybrid = bool(arch.state_bytes("fp32", "fp16"))
+    hybrid = keeps_state(arch)
     own = kv_dtype_of(arch, None)
     kv = list(dict.fromkeys([own, "bf16", "fp8", SCALED_KV]))
     if facts.kv_dtype:
