@@ -115,6 +115,9 @@ def test_logprobs(client: httpx2.Client) -> None:
     ]
     assert streamed == ["<|im_start|>", "u", "s"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    whole = ask(client, logprobs=True).json()["choices"][0]
+    tokens = [entry["token"] for entry in whole["logprobs"]["content"]]
+    assert "".join(tokens[1:]) == whole["message"]["content"]  # no end token
     assert ask(client, max_tokens=1).json()["choices"][0]["logprobs"] is None
 
 

@@ -53,5 +53,5 @@ def test_limits() -> None:
     assert (defaults["header_deadline_s"], defaults["body_deadline_s"]) == (10, 30)
     assert (defaults["write_stall_s"], defaults["keep_alive_s"]) == (60, 30)
     assert (defaults["max_prompts"], defaults["max_sequences"]) == (256, 512)
-    assert (defaults["heartbeat_limit_s"], defaults["hang_limit_s"]) == (15, 120)
+    assert (defaults["heartbeat_limit_s"], defaults["hang_limit_s"]) == (30, 120)
     assert (defaults["max_restarts"], defaults["restart_window_s"]) == (5, 600)

@@ -254,8 +254,11 @@ class Generation:
         if completion.text.stopped is not None:
             return self._stopped(completion, text, delta)
         self._end(completion, finish)
+        logprobs = delta.logprobs
+        if ended_by is not None and logprobs is not None:
+            logprobs = logprobs[:-1]  # an end token is not part of the text
         stop = ended_by if ended_by in self.job.sampling.stop_token_ids else None
-        return Piece(completion.index, text, tokens, delta.logprobs, finish, stop)
+        return Piece(completion.index, text, tokens, logprobs, finish, stop)
 
     def _end(self, completion: Completion, reason: str) -> None:
         completion.ended = True

@@ -78,11 +78,13 @@ def bind(settings: ServerSettings) -> socket.socket:
         UsageError: the address is in use or is not this machine's.
     """
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
+        found = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        )
     except socket.gaierror as error:
         raise UsageError("--host is not an address", seen=settings.host) from error
+    # A name such as localhost has two addresses; clients that write numbers write 127.0.0.1.
+    family, kind, proto, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     listener = socket.socket(family, kind, proto)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

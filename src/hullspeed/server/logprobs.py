@@ -41,9 +41,9 @@ class CompletionLogprobs:
         self._offset = offset
 
     def of(self, tokens: list[int], logprobs: list[Logprob]) -> dict[str, Any]:
-        """The four parallel lists for ``tokens``."""
+        """The four parallel lists for the tokens that have log-probabilities."""
         text = self._tokenizer.token_text
-        names = [text(token) for token in tokens]
+        names = [text(token) for token in tokens[: len(logprobs)]]
         offsets = []
         for name in names:
             offsets.append(self._offset)

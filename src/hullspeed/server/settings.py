@@ -53,7 +53,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 512
     drain_seconds: float = 30.0
     retry_after_s: int = 1
-    heartbeat_limit_s: float = 15.0
+    heartbeat_limit_s: float = 30.0
     hang_limit_s: float = 120.0
     max_restarts: int = 5
     restart_window_s: float = 600.0
