@@ -48,6 +48,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What a log means and what it leaves out.
 
     Attributes:
+        started: No error stopped the start.
         model: Name in the log; ``shapes`` is the catalogue model whose shapes were used.
         events: Recognised lines with their meaning.
         checks: Identities between the printed numbers.
@@ -64,6 +65,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None
     model: str | None
     shapes: str | None
+    started: bool
     n_lines: int
     events: tuple[LogEvent, ...]
     checks: tuple[Check, ...]
@@ -76,11 +78,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     served: tuple[Served, ...]
     remedies: tuple[Remedy, ...]
     findings: tuple[Finding, ...]
-
-    @property
-    def started(self) -> bool:
-        """Whether no error stopped the start."""
-        return not any(finding.severity is Severity.ERROR for finding in self.findings)
 
 
 def explain_log(text: str, *, arch: ModelArch | None = None, tp: int | None = None) -> Explanation:
@@ -112,6 +109,7 @@ def explain_log(text: str, *, arch: ModelArch | None = None, tp: int | None = No
         version=log.version,
         model=facts.model,
         shapes=named.name if named else ("given" if arch is not None else None),
+        started=not any(finding.severity is Severity.ERROR for finding in findings),
         n_lines=log.n_lines,
         events=log.events,
         checks=tuple(consistency(facts)),
