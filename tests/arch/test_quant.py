@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hullspeed.arch.load import arch_from_config
+from hullspeed.arch.load import arch_from_config, load_arch
 from hullspeed.arch.model import ModelArch
 from hullspeed.arch.quant import Modules, stored_parts, weight_bytes
 from hullspeed.arch.quant_config import weight_format
-from hullspeed.errors import ModelError, UnsupportedModelError
+from hullspeed.arch.schemes import Part
+from hullspeed.errors import CorruptFileError, ModelError, UnsupportedModelError
+from hullspeed.sources import resolve
 
 _CONFIG: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2,
@@ -155,6 +159,49 @@ def test_layout(name: str) -> None:
     assert _stored(arch, "model.norm") == {"weight": ("bf16", (256,))}
     assert weight_bytes(arch) == sum(part.nbytes for _, part in stored_parts(arch))
     assert weight_bytes(arch) < weight_bytes(_arch(None))
+
+
+_STORED = {
+    "bf16": "BF16", "fp16": "F16", "fp32": "F32", "fp8": "F8_E4M3", "int8": "I8", "uint8": "U8",
+    "int32": "I32", "int64": "I64",
+}  # fmt: skip
+
+
+def _write(folder: Path, parts: list[Part], quantization: dict[str, Any]) -> int:
+    """A checkpoint of zeros made of ``parts``; returns the bytes of its data."""
+    header: dict[str, Any] = {}
+    end = 0
+    for part in parts:
+        place = [end, end + part.nbytes]
+        header[part.name] = {
+            "dtype": _STORED[part.dtype], "shape": part.shape, "data_offsets": place,
+        }  # fmt: skip
+        end = place[1]
+    raw = json.dumps(header).encode()
+    content = len(raw).to_bytes(8, "little") + raw + bytes(end)
+    (folder / "model.safetensors").write_bytes(content)
+    config = {**_CONFIG, "quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    return end
+
+
+@pytest.mark.parametrize("name", _LAYOUTS)
+def test_a_quantized_checkpoint_is_read_from_its_header(name: str, tmp_path: Path) -> None:
+    """A file of that layout gives the same architecture with the same bytes; one without its
+    scales is refused.
+    """
+    quantization = _LAYOUTS[name][0]
+    arch = _arch(quantization)
+    parts = [part for _, part in stored_parts(arch)]
+    data_bytes = _write(tmp_path, parts, quantization)
+    found = load_arch(resolve(str(tmp_path)))
+    assert weight_bytes(found) == weight_bytes(arch) == data_bytes
+    assert found.quant == arch.quant
+    assert not found.extras
+    kept = [p for p in parts if not p.name.endswith(("scale", "scales", "scale_inv"))]
+    _write(tmp_path, kept, quantization)
+    with pytest.raises(CorruptFileError, match=r"scale\S* is missing"):
+        load_arch(resolve(str(tmp_path)))
 
 
 def test_transformers_holds_fp8_blocks_the_same_way() -> None:

