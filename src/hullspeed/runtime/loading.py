@@ -86,7 +86,7 @@ def build_engine(
     )
     decoder.allocate_kv(n_pages, config.page_tokens)
     progress("warm-up", 0.0)
-    warm_up(decoder, step_tokens=config.step_tokens, max_running=config.max_running)
+    warm_up(decoder)
     loop = _loop(config, decoder, arch, text, context_tokens, page_bytes)
     info = ModelInfo(
         name=config.served_name or served_name(config.model),

@@ -5,15 +5,13 @@ from __future__ import annotations
 from hullspeed.kernels.batch import Batch, SpanInput
 from hullspeed.models.decoder import Decoder
 
+# Kernels are compiled for types, not for sizes: a few tokens are enough to have them all.
+_PROMPT_TOKENS = 4
 
-def warm_up(decoder: Decoder, *, step_tokens: int, max_running: int) -> None:
-    """Run a decode-like and a prompt-like batch on page 0, which holds nothing yet."""
-    page = min(decoder.page_tokens, decoder.max_context_tokens)
-    one = [SpanInput([0], 0, [0], sample=True)]
-    # Two prompts on two pages where there are two, so that no kernel sees its first batch late.
-    prompt = [0] * min(page, step_tokens)
-    spans = [
-        SpanInput(prompt, 0, [i], sample=True) for i in range(min(2, decoder.n_pages, max_running))
-    ]
-    decoder.forward(Batch.of(one))
-    decoder.forward(Batch.of(spans))
+
+def warm_up(decoder: Decoder) -> None:
+    """Run a decode-like and a prompt-like batch on the first pages, which hold nothing yet."""
+    prompt = [0] * min(_PROMPT_TOKENS, decoder.page_tokens, decoder.max_context_tokens)
+    two = [SpanInput(prompt, 0, [i], sample=True) for i in range(min(2, decoder.n_pages))]
+    decoder.forward(Batch.of([SpanInput([0], 0, [0], sample=True)]))
+    decoder.forward(Batch.of(two))
