@@ -37,6 +37,32 @@ def test_two_pools_are_read_back() -> None:
     assert at[32768] == 9  # tokens
 
 
+def test_a_balanced_split_serves_more() -> None:
+    """99 slots and 300,000 tokens leave 19 requests of 8k; balanced for that length it is more, and
+    the bytes of the split are those of the old one.
+    """
+    explanation = explain_log(HYBRID)
+    (best,) = (r for r in explanation.remedies if "8,192" in r.change)
+    slots = int(best.flag.split()[-1])
+    requests = best.really[8192]
+    assert (slots, requests) == (requests * 5, requests)
+    assert requests > 19
+    state = 153_944_064
+    assert requests * (8192 * 65_536 + 5 * state) <= 300_000 * 65_536 + 100 * state
+    assert (requests + 1) * (8192 * 65_536 + 5 * state) > 300_000 * 65_536 + 98 * state
+
+
+def test_slot_sizes_of_a_public_log() -> None:
+    """22 slots: conv 0.06 GB and ssm 3.23 GB, one slot of padding: the 27B's state in fp32."""
+    text = HYBRID.replace("max_mamba_cache_size: 99", "max_mamba_cache_size: 22").replace(
+        "conv_state size: 0.27GB, ssm_state size: 14.06GB",
+        "conv_state size: 0.06GB, ssm_state size: 3.23GB intermediate_ssm_state_cache size: 2.25GB",
+    )
+    reading = explain_log(text).slots
+    assert reading is not None
+    assert reading.state_dtypes == ("fp32",)
+
+
 def test_slots_cap_a_large_token_pool() -> None:
     """sglang#29575: 2,086,558 tokens and 33 running requests."""
     explanation = explain_log(

@@ -17,7 +17,12 @@ from hullspeed.plan.explain_log.infer import Candidate, Inference, infer_vllm
 from hullspeed.plan.explain_log.models import find_arch
 from hullspeed.plan.explain_log.reader import LogEvent, read_log
 from hullspeed.plan.explain_log.serving import Remedy, Served, lengths_for, remedies, served
-from hullspeed.plan.explain_log.slots import SlotReading, read_slots, served_slots
+from hullspeed.plan.explain_log.slots import (
+    SlotReading,
+    read_slots,
+    served_slots,
+    slot_remedies,
+)
 
 MAX_SHOWN = 12
 
@@ -141,7 +146,8 @@ def _serving(
     slots: SlotReading | None,
 ) -> tuple[list[Served], list[Remedy]]:
     if slots is not None:
-        return served_slots(slots, lengths_for(facts)), []
+        lengths = lengths_for(facts)
+        return served_slots(slots, lengths), slot_remedies(slots, lengths)
     best = inference.best
     if best is None or arch is None or facts.needed_gib is not None:
         return [], []

@@ -10,7 +10,7 @@ from hullspeed.memory.budget import EngineSettings
 from hullspeed.memory.profile import engine_profile
 from hullspeed.memory.sglang import SglangAllocator
 from hullspeed.plan.explain_log.facts import Facts
-from hullspeed.plan.explain_log.serving import Served
+from hullspeed.plan.explain_log.serving import Remedy, Served
 from hullspeed.units import GIB
 
 TOLERANCE = 0.02
@@ -116,3 +116,35 @@ def served_slots(reading: SlotReading, lengths: list[int]) -> list[Served]:
             )
         )
     return rows
+
+
+def slot_remedies(reading: SlotReading, lengths: list[int]) -> list[Remedy]:
+    """Splits between slots and tokens that serve more requests of each length, best first.
+
+    A request of ``n`` tokens takes ``n`` cells and its reserved slots from one budget, so the
+    balanced split is budget over the sum; SGLang's default ratio knows no length.
+    """
+    if not (reading.slots and reading.slot_bytes and reading.token_bytes and reading.strategies):
+        return []
+    per_request = int(engine_profile("sglang").table["slots_per_request"][reading.strategies[0]])
+    budget = reading.tokens * reading.token_bytes + reading.slots * reading.slot_bytes
+    now = {row.context_tokens: row.really for row in served_slots(reading, lengths)}
+    found = []
+    for length in lengths:
+        request = length * reading.token_bytes + per_request * reading.slot_bytes
+        count = int(budget // request)
+        if count <= now[length]:
+            continue
+        slots = count * per_request
+        tokens = (budget - slots * reading.slot_bytes) / reading.token_bytes
+        after = {n: min(count, int(tokens // n)) for n in lengths}
+        found.append(
+            Remedy(
+                change=f"slots balanced for requests of {length:,} tokens",
+                flag=f"--max-mamba-cache-size {slots}",
+                really=after,
+                gain=round(count / max(1, now[length]), 2),
+                caveat="other lengths get less",
+            )
+        )
+    return sorted(found, key=lambda remedy: -remedy.gain)
