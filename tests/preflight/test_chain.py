@@ -64,3 +64,10 @@ def test_a_finding_stands_in_the_link_that_its_code_names() -> None:
     assert [finding.code for finding in by_name["driver"].findings] == ["PF036"]
     assert not by_name["driver"].ok
     assert by_name["gpu"].ok
+
+
+def test_what_lies_behind_a_missing_driver_is_not_called_sound() -> None:
+    ask, stack = PLANTED["container-without-gpus-flag"].build()
+    looked = {link.name: link.looked for link in links(ask, stack)}
+    assert not any(looked[name] for name in ("driver", "cuda", "capacity"))
+    assert looked["gpu"] and looked["engine"]

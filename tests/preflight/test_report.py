@@ -88,7 +88,7 @@ def test_an_override_is_said(stack: Path, capsys: pytest.CaptureFixture[str]) ->
         ["--locked", "--write-lock"],
         ["--engine", "nothing"],
         ["--tp", "0"],
-        ["--port", "0"],
+        ["--port", "70000"],
         ["--context", "-1"],
         ["--stack", "/no/such/stack.toml"],
         ["--no-such-flag"],
@@ -131,7 +131,6 @@ def test_this_machine_with_a_truncated_model(
 ) -> None:
     model = tmp_path / "cut.gguf"
     model.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 5, 5))
-    assert run(["preflight", str(model), "--port", "0", "--json"]) == 2
     assert run(["preflight", str(model), "--port", "18431", "--json"]) == 1
     data = orjson.loads(capsys.readouterr().out)
     codes = {f["code"] for link in data["chain"] for f in link["findings"]}

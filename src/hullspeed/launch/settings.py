@@ -12,7 +12,7 @@ from hullspeed.hardware.catalogue import find_gpu
 from hullspeed.launch.flagtable import ENGINES, FlagTable
 from hullspeed.launch.versions import newest
 
-_NAME = re.compile(r"^[A-Za-z0-9][\w./:@+-]*$")
+_NAME = re.compile(r"^[A-Za-z0-9/.~][\w./:@+~-]*$")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

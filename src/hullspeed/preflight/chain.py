@@ -38,11 +38,13 @@ class LinkResult:
     Attributes:
         seen: What was looked at, in a few words.
         findings: What is wrong with it; empty for a sound link.
+        looked: Whether there was anything to look at: behind a missing driver there is no CUDA.
     """
 
     name: str
     seen: str
     findings: tuple[Finding, ...]
+    looked: bool = True
 
     @property
     def ok(self) -> bool:
@@ -78,7 +80,25 @@ def links(ask: Ask, stack: Stack) -> list[LinkResult]:
     names = [name for name in _RULES if ask.on_gpu or name not in _GPU_LINKS]
     raised = [finding for name in names for rule in _RULES[name] for finding in rule(case)]
     by_link = _by_link(raised)
-    return [LinkResult(name, _SEEN[name](case), by_link.get(name, ())) for name in names]
+    return [
+        LinkResult(name, _SEEN[name](case), by_link.get(name, ()), looked=_looked(case, name))
+        for name in names
+    ]
+
+
+def _looked(case: Case, name: str) -> bool:
+    nvidia = case.stack.nvidia
+    driver = nvidia is not None and bool(nvidia.driver)
+    match name:
+        case "driver":
+            return driver
+        case "cuda":
+            return driver and case.torch is not None and case.torch.cuda is not None
+        case "parallel":
+            return bool(case.stack.model.heads) or case.ask.tensor_parallel == 1
+        case "capacity":
+            return bool(case.used_gpus)
+    return True
 
 
 def _by_link(findings: Iterable[Finding]) -> dict[str, tuple[Finding, ...]]:

@@ -19,7 +19,8 @@ def as_lines(chain: Sequence[LinkResult], overrides: Sequence[str] = ()) -> Iter
     """The chain link by link, each with what was seen, then the verdict."""
     width = max(len(link.name) for link in chain)
     for link in chain:
-        yield f"{'✓' if link.ok else '✗'} {link.name:<{width}}  {link.seen}"
+        mark = ("✓" if link.looked else "–") if link.ok else "✗"
+        yield f"{mark} {link.name:<{width}}  {link.seen}"
         for finding in link.findings:
             yield from _finding_lines(finding, overrides, " " * (width + 4))
     yield verdict([finding for link in chain for finding in link.findings], overrides)
@@ -58,6 +59,7 @@ def as_data(ask: Ask, chain: Sequence[LinkResult], overrides: Sequence[str] = ()
             {
                 "link": link.name,
                 "ok": link.ok,
+                "looked": link.looked,
                 "seen": link.seen,
                 "findings": [msgspec.to_builtins(finding) for finding in link.findings],
             }
