@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from itertools import product
@@ -11,7 +12,9 @@ import pytest
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
 from hullspeed.memory.budget import EngineSettings, GpuMemory
+from hullspeed.memory.drafters import with_dflash
 from hullspeed.memory.vllm import VllmAllocator
+from hullspeed.memory.vllm_groups import GroupKind
 from hullspeed.memory.vllm_pool import VllmPool
 from hullspeed.units import GIB, MIB
 
@@ -164,11 +167,40 @@ def test_heads_that_do_not_divide_are_refused(tp: int, shapes: Shapes) -> None:
 
 
 def test_explicit_block_size_is_the_base(shapes: Shapes) -> None:
-    """A public log: --block-size 816 became 1632 with fp8 KV."""
-    settings = EngineSettings(version="0.28.0", kv_dtype="fp8", block_tokens=816)
-    assert pool(shapes("qwen3.5-27b"), AMPERE, settings).block_tokens == 1632
+    """A public log: --block-size 816 became 1632 where 832 was set without it."""
+    arch = with_dflash(shapes("qwen3.5-27b"))
+    settings = EngineSettings(version="0.28.0", draft_tokens=7, prefix_caching=True)
+    assert pool(arch, AMPERE, settings).block_tokens == 832
+    asked = dataclasses.replace(settings, block_tokens=816)
+    assert pool(arch, AMPERE, asked).block_tokens == 1632
     with pytest.raises(UsageError, match="multiple of 16"):
         pool(shapes("qwen3-32b"), AMPERE, EngineSettings(block_tokens=24))
+
+
+def test_groups_of_a_drafter_as_a_debug_log_lists_them(shapes: Shapes) -> None:
+    """15 groups (10 state, 4 full, 1 sliding) of 3,407,872-byte pages; 1,018 blocks print 35,945
+    tokens and 8.78 x 4,096.
+    """
+    arch = with_dflash(shapes("qwen3.5-27b"))
+    settings = EngineSettings(
+        version="0.28.0",
+        draft_tokens=7,
+        prefix_caching=True,
+        max_model_len=4096,
+        max_num_batched_tokens=8192,
+    )
+    plan = pool(arch, AMPERE, settings)
+    kinds = [group.kind for group in plan.layout.groups]
+    assert {kind: kinds.count(kind) for kind in GroupKind} == {
+        GroupKind.STATE: 10,
+        GroupKind.FULL: 4,
+        GroupKind.SLIDING: 1,
+    }
+    assert {group.page_bytes for group in plan.layout.groups} == {3_407_872}
+    assert plan.bytes_per_block == 5 * 3_407_872
+    logged = dataclasses.replace(plan, pool_bytes=1018 * plan.bytes_per_block)
+    assert logged.printed_tokens == 35_945
+    assert round(logged.printed_concurrency, 2) == 8.78
 
 
 def test_old_token_line(shapes: Shapes) -> None:

@@ -8,9 +8,9 @@ from hullspeed.arch.mixers import FullAttention, SlidingAttention
 from hullspeed.arch.model import Extra, Layer, ModelArch
 from hullspeed.errors import UnsupportedModelError
 
-# Public logs of DFlash2 on the 27B hybrid: five sliding layers of the target's KV shape (a debug
-# log lists the groups: 10 state, 4 full, 1 sliding). The window follows from three logs whose
-# printed tokens come out exactly with 2,048 and 16,384 batched tokens.
+# DFlash2 on the 27B hybrid: a public debug log lists the pool's groups (10 state, 4 full, 1 sliding
+# of five layers, `sliding_window: 2048`, 4,096 bytes a token as the target's layers), and four logs
+# come out to the token with it.
 DFLASH_LAYERS = 5
 DFLASH_WINDOW_TOKENS = 2048
 
