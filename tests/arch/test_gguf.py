@@ -179,6 +179,37 @@ def test_flipped_bytes_never_escape(data: st.DataObject) -> None:
         assert tensor.offset + tensor.nbytes <= len(content)
 
 
+@pytest.mark.deep
+def test_many_broken_files_never_escape() -> None:
+    """Splices, cuts and flips of a good header by the hundred thousand, from one seed."""
+    rng = np.random.default_rng(20261130)
+    good = make.small()
+    refused = 0
+    for _ in range(100_000):
+        content = bytearray(good)
+        for _ in range(rng.integers(1, 8)):
+            at = int(rng.integers(0, len(content)))
+            kind = rng.integers(0, 4)
+            if kind == 0:
+                content[at] ^= int(rng.integers(1, 256))
+            elif kind == 1:
+                content[at : at + 8] = struct.pack("<Q", int(rng.integers(0, 2**63)))
+            elif kind == 2:
+                del content[at:]
+            else:
+                content[at:at] = content[: int(rng.integers(0, 40))]
+            if len(content) < 24:
+                break
+        try:
+            header = read_header(bytes(content), len(content), "x.gguf")
+        except ModelError:
+            refused += 1
+            continue
+        for tensor in header.tensors.values():
+            assert tensor.offset + tensor.nbytes <= len(content)
+    assert refused > 50_000
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=400))
 def test_random_bytes_behind_a_good_start(tail: bytes) -> None:

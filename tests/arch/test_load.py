@@ -295,6 +295,19 @@ def test_gguf_metadata_alone(name: str, tmp_path: Path) -> None:
     assert weight_bytes(arch) == 2 * elements
 
 
+def test_gguf_in_shards(tmp_path: Path) -> None:
+    shapes = _gguf_shapes("qwen3", _KEYS)
+    first, second = tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf"
+    names = sorted(shapes)
+    _written(first, "qwen3", _KEYS, {n: shapes[n] for n in names[:20]})
+    _written(second, "qwen3", _KEYS, {n: shapes[n] for n in names[20:]})
+    elements = sum(int(np.prod(shape)) for shape in shapes.values())
+    assert load_arch(resolve(str(tmp_path))).param_count() == elements
+    _written(second, "qwen3", _KEYS, {n: shapes[n] for n in names[19:]})
+    with pytest.raises(CorruptFileError, match="two shards hold the same tensor"):
+        load_arch(resolve(str(tmp_path)))
+
+
 def test_gguf_misfits(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     shapes = _gguf_shapes("qwen3", _KEYS)

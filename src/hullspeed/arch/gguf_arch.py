@@ -81,6 +81,10 @@ def arch_from_gguf(paths: Sequence[Path]) -> ModelArch:
     files = [GgufFile(path) for path in paths]
     tensors: dict[str, GgufTensor] = {}
     for file in files:
+        if twice := tensors.keys() & file.tensors.keys():
+            raise CorruptFileError(
+                "two shards hold the same tensor", seen=min(twice), fix="fetch the model again"
+            )
         tensors |= file.tensors
     return arch_from_metadata(files[0].metadata, tensors)
 
