@@ -167,13 +167,20 @@ def test_a_stream_that_nobody_reads_does_not_hold_up_the_end() -> None:
 
 
 def test_a_signal_while_loading_ends_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "support.fake_serve", json.dumps({"load_s": 60})],
+        [sys.executable, "-m", "support.fake_serve", json.dumps({"load_s": 60, "port": port})],
         cwd=TESTS,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         stdout=subprocess.PIPE,
     )
-    time.sleep(1.0)
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(httpx2.TransportError):
+            if httpx2.get(f"http://127.0.0.1:{port}/health").json()["engine"] == "loading":
+                break
+        time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=10)
     assert process.returncode == 0
