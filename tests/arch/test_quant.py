@@ -253,6 +253,28 @@ def test_mixed_precision_by_module() -> None:
     assert arch.weight_format.kv_dtype == "fp8"
 
 
+def test_scales_of_the_cache() -> None:
+    """ModelOpt keeps them beside the projection, compressed-tensors in the attention module; an
+    exporter may leave them out.
+    """
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    compressed = {**_LAYOUTS["fp8 channel"][0], "kv_cache_scheme": scheme}
+    attention = "model.layers.0.self_attn"
+    found = _stored(_arch(compressed), attention)
+    assert found["k_scale"] == found["v_scale"] == ("bf16", (1,))
+    beside = _stored(_arch({**_NVFP4, "kv_cache_quant_algo": "FP8"}), f"{attention}.v_proj")
+    assert beside["v_scale"] == ("fp32", ())
+    assert _arch(compressed).weight_format.kv_dtype == "fp8"
+
+
+def test_scales_of_the_cache_may_be_absent(tmp_path: Path) -> None:
+    quantization = {**_NVFP4, "kv_cache_quant_algo": "FP8"}
+    parts = [part for _, part in stored_parts(_arch(quantization))]
+    kept = [part for part in parts if not part.name.endswith((".k_scale", ".input_scale"))]
+    data_bytes = _write(tmp_path, kept, quantization)
+    assert weight_bytes(load_arch(resolve(str(tmp_path)))) == data_bytes
+
+
 def test_modelopt_may_keep_its_config_beside() -> None:
     beside = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
     assert weight_format(_CONFIG, beside).name == "fp8_tensor"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -22,6 +23,9 @@ DTYPES = {
 # Buffers that old checkpoints carry and every loader drops.
 _DROPPED = re.compile(r"\.(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias|position_ids)$")
 _SHOWN = 3
+
+# Scales of activations and of the cache: exporters leave them out where they are one.
+_OPTIONAL = (".k_scale", ".v_scale", ".input_scale", ".input_global_scale", ".weight_g_idx")
 
 
 def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelArch:
@@ -44,10 +48,12 @@ def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelA
     for spec, part in stored_parts(arch):
         found = names.get(part.name)
         if found is None:
-            problems.append(f"{part.name} is missing")
+            if not part.name.endswith(_OPTIONAL):
+                problems.append(f"{part.name} is missing")
             continue
         used.add(part.name)
-        if found.shape != part.shape and not (part.shape == () and found.shape == (1,)):
+        scalars = math.prod(part.shape) == math.prod(found.shape) == 1
+        if found.shape != part.shape and not scalars:
             problems.append(f"{part.name} has shape {found.shape}, expected {part.shape}")
         sizes[spec.name] = sizes.get(spec.name, 0) + found.nbytes
     _refuse(problems)

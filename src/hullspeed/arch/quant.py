@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hullspeed.arch.schemes import PLAIN, Part, Scheme, parts_of
 from hullspeed.arch.tensors import Role, TensorSpec
@@ -74,7 +74,8 @@ class WeightFormat:
         layers: Modules with a scheme of their own, in place of ``scheme`` (mixed precision).
         fp32_names: Last words of names that stay in fp32 whatever the model's type.
         kv_dtype: KV cache format that the checkpoint declares, if any.
-        kv_scales: Whether each layer has a scale for keys and one for values.
+        kv_scales: Where each layer keeps a scale for keys and one for values: ``"modelopt"``
+            (beside ``k_proj``'s weight), ``"compressed"`` (in the attention module), or nowhere.
         stored_bytes: Bytes by tensor name as read from the files' headers; wins over all rules.
     """
 
@@ -85,7 +86,7 @@ class WeightFormat:
     layers: Mapping[str, Scheme] = field(default_factory=dict)
     fp32_names: tuple[str, ...] = ()
     kv_dtype: str | None = None
-    kv_scales: bool = False
+    kv_scales: Literal["", "modelopt", "compressed"] = ""
     stored_bytes: Mapping[str, int] | None = None
 
     def scheme_of(self, spec: TensorSpec) -> Scheme:
@@ -115,8 +116,11 @@ class WeightFormat:
         else:
             yield from parts_of(scheme, spec, dtype)
         if self.kv_scales and spec.name.endswith((".k_proj.weight", ".v_proj.weight")):
-            module = spec.name.removesuffix(".weight")
-            yield Part(f"{module}.{module[-6]}_scale", "fp32", ())
+            module, letter = spec.name.removesuffix(".weight"), spec.name[-len("k_proj.weight")]
+            if self.kv_scales == "modelopt":
+                yield Part(f"{module}.{letter}_scale", "fp32", ())
+            else:
+                yield Part(f"{module.rpartition('.')[0]}.{letter}_scale", dtype, (1,))
 
 
 def _upwards(module: str) -> Iterator[str]:

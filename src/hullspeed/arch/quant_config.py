@@ -141,7 +141,7 @@ def _compressed_tensors(section: Fields) -> WeightFormat:
         EVERY_LINEAR,
         Modules(_names(section, "ignore")),
         kv_dtype="fp8" if cache else None,
-        kv_scales=cache is not None,
+        kv_scales="compressed" if cache else "",
     )
 
 
@@ -193,7 +193,7 @@ def _modelopt(section: Fields) -> WeightFormat:
         cache = (
             f"{scheme.text('type', '').upper().replace('FLOAT', 'FP')}{scheme.natural('num_bits')}"
         )
-    kv: dict[str, Any] = {"kv_dtype": "fp8", "kv_scales": True} if cache == "FP8" else {}
+    kv: dict[str, Any] = {"kv_dtype": "fp8", "kv_scales": "modelopt"} if cache == "FP8" else {}
     if algorithm == "MIXED_PRECISION":
         table = section.section("quantized_layers")
         layers = {name: _algorithm(table.section(name)) for name in table.values}
