@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from hullspeed.arch.model import ModelArch
+from hullspeed.errors import UnsupportedModelError, UsageError
 from hullspeed.findings import Finding, Severity
 from hullspeed.memory.profile import engine_profile
 from hullspeed.memory.vllm_groups import StateMode
@@ -134,9 +135,13 @@ def _infer(facts: Facts, arch: ModelArch | None) -> tuple[Inference, SlotReading
     if arch is None:
         reason = "the model's shapes are not known: give --model a folder or a catalogue name"
         return Inference((), reason), None
-    if facts.engine == "sglang":
-        return Inference((), "SGLang prints its pools: read below"), read_slots(facts, arch)
-    return infer_vllm(facts, arch), None
+    try:
+        if facts.engine == "sglang":
+            return Inference((), "SGLang prints its pools: read below"), read_slots(facts, arch)
+        return infer_vllm(facts, arch), None
+    except (UsageError, UnsupportedModelError) as error:
+        # A setting in the log that the planner does not know must not hide the rest.
+        return Inference((), str(error)), None
 
 
 def _serving(

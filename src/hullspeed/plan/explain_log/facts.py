@@ -80,11 +80,14 @@ def _number(text: str | None) -> int | None:
     if text is None:
         return None
     digits = text.replace(",", "")
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 16 else None
 
 
 def _gib(text: str | None) -> float | None:
-    return None if text is None else float(text.rstrip("."))
+    """A printed number; ``None`` when it is not one (argument values are free text)."""
+    if text is None or not re.fullmatch(r"-?\d{1,15}(?:\.\d{0,9})?", text.rstrip(".")):
+        return None
+    return float(text.rstrip("."))
 
 
 def _flag(text: str | None) -> bool | None:
@@ -109,7 +112,7 @@ def vllm_facts(log: ParsedLog) -> Facts:
     if caching is None:
         caching = _flag(_value(config, "enable_prefix_caching"))
     off = 0 if "speculative_config=None" in config else None
-    draft_tokens = int(drafts[1]) if drafts else off
+    draft_tokens = _number(drafts[1]) if drafts else off
     return Facts(
         engine="vllm",
         version=log.rules_version,

@@ -134,7 +134,7 @@ def _not_free(at: Failure) -> Finding:
         "the GPU is partly in use before the engine starts",
         "utilization is a share of the whole GPU, whoever uses it",
         f"stop the other process (nvidia-smi), or --gpu-memory-utilization "
-        f"{math.floor(free / total * 1000) / 1000:.3f}",
+        f"{math.floor(free / max(total, 0.001) * 1000) / 1000:.3f}",
         free_gib=at.event.fields["free_gib"],
         asked_gib=at.event.fields["requested_gib"],
     )

@@ -16,6 +16,8 @@ from hullspeed.memory.profile import Version, parse_version
 
 MAX_LOG_BYTES = 64 << 20
 MAX_LINE_CHARACTERS = 200_000
+MAX_NUMBER_CHARACTERS = 20
+_TEXT_FIELDS = ("args", "config", "plan", "flags", "version", "architecture", "backend")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(r"(?:Worker_|\s)TP(\d{1,4})[ \]_]")
 _FIELD = re.compile(r"\{(\w+)\}")
@@ -172,7 +174,13 @@ def _recognise(lines: list[str]) -> Iterator[_Found]:
                     match = None
             if match is not None:
                 fields = {name: value for name, value in match.groupdict().items() if value}
-                yield i + 1, line, pattern, fields
+                if all(_plausible(name, value) for name, value in fields.items()):
+                    yield i + 1, line, pattern, fields
+
+
+def _plausible(name: str, value: str) -> bool:
+    """No number is longer than twenty characters: damaged lines are not read."""
+    return name in _TEXT_FIELDS or len(value) <= MAX_NUMBER_CHARACTERS
 
 
 def _engine(found: list[_Found]) -> str:
