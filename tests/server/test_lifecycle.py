@@ -3,13 +3,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,22 @@ class Reader(threading.Thread):
                 self.begun.set()
 
 
+def until(condition: Callable[[], bool]) -> bool:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def in_flight(url: str) -> float:
+    page = httpx2.get(url + "/metrics").text
+    match = re.search(r"^hullspeed:requests_in_flight\{.*\} (\S+)$", page, re.MULTILINE)
+    assert match
+    return float(match.group(1))
+
+
 def begin(url: str, **fields: Any) -> Reader:
     reader = Reader(url, {**LONG, **fields})
     reader.start()
@@ -94,10 +111,10 @@ def test_an_idle_server_ends_at_once() -> None:
 
 
 def test_draining_finishes_what_runs_and_admits_nothing() -> None:
-    with served(drain_seconds=10) as server:
-        reader = begin(server.url, max_tokens=800)
+    with served(drain_seconds=60) as server:
+        reader = begin(server.url, max_tokens=1500)
         server.terminate()
-        time.sleep(0.1)
+        assert until(lambda: httpx2.get(server.url + "/ready").status_code == 503)
         ready = httpx2.get(server.url + "/ready")
         assert (ready.status_code, ready.json()["status"]) == (503, "draining")
         assert httpx2.get(server.url + "/health").status_code == 200
@@ -119,7 +136,7 @@ def test_what_outlasts_the_drain_is_cut_with_an_error() -> None:
         streams = [begin(server.url) for _ in range(2)]
         whole = Reader(server.url, {**LONG, "stream": False})
         whole.start()
-        time.sleep(0.1)
+        assert until(lambda: in_flight(server.url) == 3)
         server.terminate()
         code, errors = server.end()
         assert code == 1
@@ -138,7 +155,7 @@ def test_a_second_signal_stops_now() -> None:
     with served(drain_seconds=60, step_s=0.01) as server:
         reader = begin(server.url)
         server.terminate()
-        time.sleep(0.2)
+        assert until(lambda: httpx2.get(server.url + "/ready").status_code == 503)
         started_s = time.monotonic()
         server.terminate()
         code, _ = server.end()
@@ -158,7 +175,7 @@ def test_a_stream_that_nobody_reads_does_not_hold_up_the_end() -> None:
                 % len(body)
                 + body
             )
-            time.sleep(0.5)
+            assert until(lambda: in_flight(server.url) == 16)
             started_s = time.monotonic()
             server.terminate()
             code, _ = server.end()
@@ -175,12 +192,14 @@ def test_a_signal_while_loading_ends_it() -> None:
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         stdout=subprocess.PIPE,
     )
-    deadline_s = time.monotonic() + 20
-    while time.monotonic() < deadline_s:
+
+    def loading() -> bool:
         with contextlib.suppress(httpx2.TransportError):
-            if httpx2.get(f"http://127.0.0.1:{port}/health").json()["engine"] == "loading":
-                break
-        time.sleep(0.05)
+            health = httpx2.get(f"http://127.0.0.1:{port}/health")
+            return bool(health.json()["engine"] == "loading")
+        return False
+
+    assert until(loading)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=10)
     assert process.returncode == 0
