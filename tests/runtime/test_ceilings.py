@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 
@@ -107,19 +108,25 @@ def test_the_best_of_many_runs_is_taken() -> None:
     assert calls >= 4
 
 
+class ThreadTime:
+    """The processor time of this thread: what others do to the machine counts less."""
+
+    perf_counter = staticmethod(time.thread_time)
+
+
+@pytest.fixture(scope="module")
+def own_time() -> Iterator[Ceilings]:
+    """SmolLM2's shapes on one thread, in its own processor time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured, "time", ThreadTime)
+        yield measure_ceilings(default_arch(), threads=1)
+
+
 @pytest.mark.deep
-def test_kernels_timed_alone_add_up_to_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SmolLM2's shapes, one thread, its own CPU time: what others do to the machine counts less.
-
-    Median error within 10 %, none beyond 30 %, on steps that the fit did not see.
-    """
-
-    class ThreadTime:
-        perf_counter = staticmethod(time.thread_time)
-
-    monkeypatch.setattr(measured, "time", ThreadTime)
+def test_kernels_timed_alone_add_up_to_whole_steps(own_time: Ceilings) -> None:
+    """Median error within 10 %, none beyond 30 %, on steps that the fit did not see."""
     arch = default_arch()
-    cost = StepCost(arch, measure_ceilings(arch, threads=1))
+    cost = StepCost(arch, own_time)
     decoder = Decoder(arch, RandomWeights(arch), CpuKernels(threads=1))
     steps = (
         [(1, 1500)],
@@ -169,23 +176,15 @@ class TimedExecutor:
     ],
     ids=["one", "eight", "eight cached"],
 )
-def test_the_twin_predicts_what_the_real_executor_takes(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_twin_predicts_what_the_real_executor_takes(load: Load, own_time: Ceilings) -> None:
     """The same load on the same scheduler, once with step costs and once with torch: medians of
     TTFT and ITL within 20 %.
     """
-
-    class ThreadTime:
-        perf_counter = staticmethod(time.thread_time)
-
-    monkeypatch.setattr(measured, "time", ThreadTime)
     arch = default_arch()
-    ceilings = measure_ceilings(arch, threads=1)
     decoder = Decoder(arch, RandomWeights(arch), CpuKernels(threads=1))
     decoder.allocate_kv(100, 64)
     engine = TwinEngine(vocab=arch.vocab, max_context_tokens=2048, n_pages=100)
-    cost = StepCost(arch, ceilings)
+    cost = StepCost(arch, own_time)
     predicted = simulate(engine, cost, load)
 
     def real(clock: VirtualClock) -> TimedExecutor:

@@ -108,6 +108,8 @@ class Predictor:
             "calibrated": f"this machine's kernels, measured {ceilings.measured_at}",
             "quick": "NumPy on this machine for a second; `hullspeed calibrate` narrows it",
         }[ceilings.source]
+        if not ceilings.quiet:
+            how += ", while other processes disturbed it"
         factors = (1 / (1 + error), 1 + error)
         return cls(
             StepCost(model.arch, ceilings, weight_dtype),

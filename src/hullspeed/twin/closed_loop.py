@@ -16,7 +16,7 @@ import msgspec
 from hullspeed.clock import VirtualClock
 from hullspeed.core.build import build_scheduler
 from hullspeed.core.engine import EngineLoop, Limits
-from hullspeed.core.executor import CostModelExecutor
+from hullspeed.core.executor import CostModelExecutor, Executor
 from hullspeed.core.sampling import SamplingParams
 from hullspeed.core.scheduler import Output
 from hullspeed.core.step import Step
@@ -67,10 +67,23 @@ class _Flight:
 
 
 class Simulation:
-    """One load on one engine; :meth:`run` plays it to its end."""
+    """One load on one engine; :meth:`run` plays it to its end.
+
+    Args:
+        executor: Made with the simulation's clock, which it advances; runs the cost model unless
+            given. A real executor that advances the clock by its own time measures what the cost
+            model predicts, under the same load and the same scheduler.
+        paranoid: Check every invariant after every step.
+    """
 
     def __init__(
-        self, engine: TwinEngine, cost: StepSeconds, load: Load, *, paranoid: bool = False
+        self,
+        engine: TwinEngine,
+        cost: StepSeconds,
+        load: Load,
+        *,
+        executor: Callable[[VirtualClock], Executor] | None = None,
+        paranoid: bool = False,
     ) -> None:
         load.check()
         self._engine = engine
@@ -89,8 +102,10 @@ class Simulation:
             eviction=engine.eviction,
         )
         limits = Limits(vocab=engine.vocab, max_context_tokens=engine.max_context_tokens)
-        executor = CostModelExecutor(self._clock, self._step_seconds(cost))
-        self._loop = EngineLoop(self._scheduler, executor, self._clock, limits)
+        runs: Executor = CostModelExecutor(self._clock, self._step_seconds(cost))
+        if executor is not None:
+            runs = executor(self._clock)
+        self._loop = EngineLoop(self._scheduler, runs, self._clock, limits)
         self._sampling = SamplingParams(
             max_tokens=load.osl_tokens,
             min_tokens=load.osl_tokens,
