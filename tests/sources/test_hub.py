@@ -23,7 +23,7 @@ import json, sys
 from hullspeed.errors import SourceError
 from hullspeed.sources import resolve
 try:
-    files = resolve(sys.argv[1])
+    files = resolve(sys.argv[1], need_weights="--no-weights" not in sys.argv)
 except SourceError as error:
     print(error)
     sys.exit(2)
@@ -32,10 +32,12 @@ print(json.dumps({"kind": files.kind, "revision": files.revision,
 """
 
 
-def _pull(reference: str, hub: FakeHub, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def _pull(
+    reference: str, hub: FakeHub, home: Path, *more: str, **env: str
+) -> subprocess.CompletedProcess[str]:
     """In a process of its own: huggingface-hub reads its environment when it is imported."""
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", _PULL, reference],
+        [sys.executable, "-W", "error", "-c", _PULL, reference, *more],
         env={
             **os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": "hf_test",
             "HF_HUB_DISABLE_XET": "1", **env,
@@ -111,6 +113,20 @@ def test_fetches_models_and_never_code(repository: Path, tmp_path: Path) -> None
         # The second time nothing is transferred, and none of it is needed when offline.
         offline = _pull("org/model", hub, tmp_path / "home", HF_HUB_OFFLINE="1")
         assert json.loads(offline.stdout) == found
+
+
+def test_weights_are_left_on_the_hub_where_none_are_needed(
+    repository: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    with fake_hub(repository) as hub:
+        done = _pull("org/model", hub, home, "--no-weights")
+        assert json.loads(done.stdout)["kind"] == "config", done.stderr
+        assert not [path for method, path in hub.requests if path.endswith(".safetensors")]
+        assert json.loads(_pull("org/model", hub, home).stdout)["kind"] == "safetensors"
+        # Once here, they are found.
+        done = _pull("org/model", hub, home, "--no-weights")
+        assert json.loads(done.stdout)["kind"] == "safetensors"
 
 
 def test_refusals_say_what_to_do(repository: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ TOKENIZER_NAMES = (
     "merges.txt",
 )
 CHAT_TEMPLATE_NAMES = ("chat_template.jinja", "chat_template.json")
+WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 CONFIG_NAMES = ("config.json", "generation_config.json", "hf_quant_config.json", INDEX_NAME)
 _GGUF_SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
@@ -66,7 +67,7 @@ def wanted(name: str) -> bool:
     if "/" in name or name.startswith("consolidated"):  # Mistral's second copy of the weights
         return False
     named = name in CONFIG_NAMES + TOKENIZER_NAMES + CHAT_TEMPLATE_NAMES
-    return named or name.endswith((".safetensors", ".gguf"))
+    return named or name.endswith(WEIGHT_SUFFIXES)
 
 
 def from_path(

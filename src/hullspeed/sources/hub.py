@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hullspeed.errors import SourceError
-from hullspeed.sources.files import ModelFiles, from_path, wanted
+from hullspeed.sources.files import WEIGHT_SUFFIXES, ModelFiles, from_path, wanted
 from hullspeed.sources.progress import Progress, silent
 
 _REPO = re.compile(
@@ -50,13 +50,16 @@ def split(reference: str) -> tuple[str, str | None, str | None]:
 
 
 def pull(reference: str, progress: Progress = silent, *, need_weights: bool = True) -> ModelFiles:
-    """The files of a hub model, from huggingface-hub's cache or the hub.
+    """The files of a hub model, from huggingface-hub's cache or the hub; without
+    ``need_weights`` all but the weights, of which those in the cache are still found.
 
     Raises:
         SourceError: if the model is unknown, closed to this user, out of reach, or has no weights.
     """
     repo, file, revision = split(reference)
     names = _names(repo, revision, file)
+    if names is not None and not need_weights:
+        names = tuple(name for name in names if not name.endswith(WEIGHT_SUFFIXES))
     try:
         root = snapshot_download(
             repo,

