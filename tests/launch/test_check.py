@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hullspeed.cli.launch import _as_lines
 from hullspeed.errors import UsageError
 from hullspeed.findings import Severity
 from hullspeed.launch.check import check_codes, check_text, quoted, walk
@@ -162,3 +163,17 @@ def test_codes_are_complete() -> None:
 def test_quoting_leaves_the_home_directory_open() -> None:
     assert quoted("~/a b:/c") == "~/'a b:/c'"
     assert quoted('{"a": 1}') == "'{\"a\": 1}'"
+
+
+def test_the_page_lists_every_code_by_its_title() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
+    for name, code in check_codes().items():
+        assert f"| {name} | {code.title} |" in page
+
+
+def test_the_page_s_example_is_what_the_command_prints() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
+    example = page.split("```\n$ ")[1].split("```")[0].rstrip()
+    command, _, printed = example.partition("\n")
+    (one,) = check_text(shlex.split(command)[3])
+    assert "\n".join(_as_lines(one)).rstrip() == printed

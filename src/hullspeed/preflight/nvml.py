@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from hullspeed.preflight.nvidia_smi import look_with_smi
 from hullspeed.preflight.stack import Gpu, GpuProcess, Nvidia
 
 T = TypeVar("T")
@@ -18,7 +19,10 @@ def look_at_nvidia() -> Nvidia:
     try:
         import pynvml  # noqa: PLC0415 - optional, and slow to load
     except ImportError:
-        return Nvidia(error="the NVML binding is not installed (pip install nvidia-ml-py)")
+        seen = look_with_smi()
+        if seen is not None:
+            return seen
+        return Nvidia(error="no nvidia-smi, and no NVML binding (pip install nvidia-ml-py)")
     return read(pynvml)
 
 
