@@ -41,7 +41,7 @@ def open_request(server: LiveServer, **fields: Any) -> socket.socket:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_client_that_leaves_frees_everything_at_once(stream: bool, n: int) -> None:
-    with live_server(link=lambda: FakeLink(step_s=SLOW)) as server:
+    with live_server(link=lambda: FakeLink(step_s=0.1)) as server:
         sock = open_request(server, stream=stream, n=n)
         assert until(lambda: len(server.link.running) == n)
         steps = server.link.steps
@@ -53,11 +53,11 @@ def test_a_client_that_leaves_frees_everything_at_once(stream: bool, n: int) -> 
 
 
 def test_a_client_that_leaves_before_its_turn() -> None:
-    with live_server(link=lambda: FakeLink(load_s=0.0, step_s=0.3)) as server:
+    with live_server(link=lambda: FakeLink(step_s=1.5)) as server:
         sock = open_request(server)
         assert until(lambda: len(server.link.waiting) == 1)
         sock.close()
-        assert until(lambda: not server.link.waiting and not server.link.running, 0.25)
+        assert until(lambda: not server.link.waiting and not server.link.running, 1.2)
 
 
 def test_nothing_is_cancelled_that_ended(server: LiveServer) -> None:
@@ -92,7 +92,7 @@ def test_a_reader_that_stalls_is_cut_off() -> None:
 
 def test_an_engine_that_dies_before_the_first_token_is_an_http_error() -> None:
     settings = ServerSettings(port=0, restart_delay_s=0.05)
-    with live_server(settings, link=lambda: FakeLink(step_s=0.3)) as server:
+    with live_server(settings, link=lambda: FakeLink(step_s=1.0)) as server:
         for stream in (True, False):
             sock = open_request(server, stream=stream)
             assert until(lambda: server.service.in_flight == 1)

