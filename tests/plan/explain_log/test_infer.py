@@ -55,6 +55,9 @@ PUBLIC = [
      ("fp8", "fp32", 0, "align", 1, 2096, 147)),
     ("x/Qwen3.6-35B-A3B-NVFP4", "0.24.0", "", 6.01, "569,878", "131,072", "4.35",
      ("fp8", "fp32", 0, "align", 1, 2096, 300)),
+    # a prototype with NVFP4 keys and values on an RTX 5090
+    ("x/Qwen3.6-27B", "0.24.0", "tensor_parallel_size=1", None, "1,823,372", "1,048,576", "1.74",
+     ("nvfp4", "fp32", 2, "align", 1, 2832, 666)),
 ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from hullspeed.units import GIB
 
 MAX_DRAFT_TOKENS = 8
 DEFAULT_BATCHED_TOKENS = 2048
-SCALED_KV = "int8_per_token_head"
+RARE_KV = ("int8_per_token_head", "nvfp4")
 FIRST_GDN_64 = (0, 29, 0)
 # How often each setting is met, for ranking what fits equally well. Public logs of 2026, by eye.
 DRAFT_PRIOR = {0: 0.5, 1: 0.1, 2: 0.1, 3: 0.15, 4: 0.08}
@@ -147,7 +147,7 @@ def _profile(facts: Facts) -> EngineProfile:
 def _options(facts: Facts, arch: ModelArch, profile: EngineProfile) -> _Options:
     hybrid = keeps_state(arch)
     own = kv_dtype_of(arch, None)
-    kv = list(dict.fromkeys([own, "bf16", "fp8", SCALED_KV]))
+    kv = list(dict.fromkeys([own, "bf16", "fp8", *RARE_KV]))
     if facts.kv_dtype:
         kv = [facts.kv_dtype]
     state = [facts.state_dtype] if facts.state_dtype else ["fp32", "bf16"]
@@ -355,7 +355,7 @@ def _prior(
     default_state = state_dtype_of(arch, None)
     default_mode = StateMode.ALIGN if profile.rule("hybrid_prefix_caching") else StateMode.NONE
     weight = 1.0 if kv == kv_dtype_of(arch, None) else 0.7
-    weight *= 0.2 if kv == SCALED_KV else 1.0
+    weight *= 0.2 if kv in RARE_KV else 1.0
     weight *= 1.0 if state == default_state else OFF_DEFAULT_PRIOR
     weight *= DRAFT_PRIOR.get(draft, 0.02)
     weight *= 1.0 if mode is default_mode else 0.6
