@@ -77,8 +77,8 @@ class Batch:
         n_tokens = len(self.tokens)
         starts = self.span_starts
         lengths = np.diff(starts)
-        if starts[0] != 0 or starts[-1] != n_tokens or (lengths < 1).any():
-            raise _bad("spans do not cover the tokens, each with at least one", starts.tolist())
+        if not n_tokens or starts[0] != 0 or starts[-1] != n_tokens or (lengths < 1).any():
+            raise _bad("spans do not cover the tokens, each at least one", starts.tolist())
         if len(self.positions) != n_tokens or len(self.page_table) != len(lengths):
             raise _bad("positions or page table of another size", self.page_table.shape)
         _within("token id", self.tokens, vocab)
