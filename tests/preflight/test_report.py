@@ -119,6 +119,17 @@ def test_a_lock_is_written_only_through_an_open_gate(stack: Path, tmp_path: Path
     assert "jinja2 is 4, locked 3" in "\n".join(drifted.lines)
 
 
+def test_a_recorded_stack_is_judged_as_this_machine_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "stack.json"
+    arguments = ["preflight", "./none.gguf", "--port", "18433", "--json"]
+    here = run([*arguments, "--write-stack", str(record)])
+    seen = json.loads(capsys.readouterr().out)
+    assert run([*arguments, "--stack", str(record)]) == here
+    assert json.loads(capsys.readouterr().out) == seen
+
+
 def test_no_lock_is_exit_1(stack: Path, tmp_path: Path) -> None:
     ask = Ask(model="m.gguf")
     judged = judge(Request(ask=ask, lock=tmp_path / "none", locked=True, stack=stack))

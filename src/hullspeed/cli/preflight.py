@@ -29,6 +29,7 @@ def preflight(
     write_lock: bool = False,
     override: Annotated[tuple[str, ...], Parameter(name="--override")] = (),
     stack: Path | None = None,
+    write_stack: Path | None = None,
     json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
     """Check the whole stack before anything is loaded; exit 0 only if it is safe to load.
@@ -75,6 +76,8 @@ def preflight(
         A code that may stand; repeat for several.
     stack
         Judge a stack recorded in a TOML or JSON file instead of this machine.
+    write_stack
+        Record what was looked at as JSON, to be judged elsewhere with --stack.
     json
         Print JSON.
     """
@@ -98,7 +101,13 @@ def preflight(
         port=port,
     ).checked()
     request = Request(
-        ask=ask, lock=lock, locked=locked, write_lock=write_lock, overrides=override, stack=stack
+        ask=ask,
+        lock=lock,
+        locked=locked,
+        write_lock=write_lock,
+        overrides=override,
+        stack=stack,
+        write_stack=write_stack,
     )
     return _print(judge(request), as_json=json)
 

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ Explain = Callable[[str], Sequence[Finding]]
 _POLL_S = 0.25
 _PROBE_TIMEOUT_S = 2.0
 _KILL_WAIT_S = 10.0
+_CLEANUP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +252,10 @@ class Supervisor:
                 drained = self._ended_within(allowed_s)
             except (KeyboardInterrupt, _Stop):  # asked a second time
                 drained = False
-        # Workers that outlive the engine hold the GPU: end the whole session in any case.
+        # Workers that outlive the engine hold the GPU: end the whole session in any case, after a
+        # moment for those that clean up shared memory.
+        if drained and allowed_s > 0:
+            self._wait_for_group(_CLEANUP_S)
         self._signal(signal.SIGKILL, group=True)
         process.wait(_KILL_WAIT_S)
         if self._reader is not None:
@@ -290,6 +295,15 @@ class Supervisor:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def _wait_for_group(self, seconds: float) -> None:
+        deadline_s = self._clock.now() + seconds
+        while self._process is not None and self._clock.now() < deadline_s:
+            try:
+                os.killpg(self._process.pid, 0)
+            except (ProcessLookupError, PermissionError):  # empty, or not ours any more
+                return
+            time.sleep(_CLEANUP_S / 40)
 
     def _exit_code(self) -> int:
         code = self._process.poll() if self._process else 0

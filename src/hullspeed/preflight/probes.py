@@ -77,5 +77,5 @@ def read_stack(path: Path) -> Stack:
     except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(
             f"not a recorded stack: {error}", seen=str(path),
-            fix="write one with hullspeed preflight MODEL --write-stack FILE",
+            fix="write one with hullspeed preflight MODEL --write-stack FILE.json",
         ) from error  # fmt: skip

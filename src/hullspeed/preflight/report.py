@@ -27,6 +27,7 @@ class Request:
     Attributes:
         lock: The lock file.
         stack: A recorded stack to judge instead of this machine.
+        write_stack: File that receives the stack that was looked at, as JSON.
     """
 
     ask: Ask
@@ -35,6 +36,7 @@ class Request:
     write_lock: bool = False
     overrides: tuple[str, ...] = ()
     stack: Path | None = None
+    write_stack: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ def judge(request: Request) -> Judged:
     notes: tuple[str, ...] = ()
     if request.write_lock:
         notes = (_write(request, stack) if code == 0 else "the gate is closed: no lock written",)
+    if request.write_stack:
+        notes = (*notes, _record(request.write_stack, stack))
     return Judged(
         exit_code=code,
         lines=tuple(as_lines(chain, overrides)),
@@ -79,6 +83,14 @@ def judge(request: Request) -> Judged:
 def _write(request: Request, stack: Stack) -> str:
     locks.write_lock(request.lock, locks.lock_of(request.ask, stack))
     return f"wrote {request.lock}"
+
+
+def _record(path: Path, stack: Stack) -> str:
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(stack, order="sorted")) + b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot write the stack: {error.strerror}", seen=str(path)) from error
+    return f"wrote {path}"
 
 
 def with_digests(stack: Stack) -> Stack:
