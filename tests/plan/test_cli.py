@@ -12,6 +12,7 @@ import pytest
 
 from hullspeed.arch import catalogue
 from hullspeed.cli.main import run
+from hullspeed.hardware.catalogue import find_gpu
 
 MODEL = "Qwen/Qwen3.6-27B-FP8"
 SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -100,6 +101,18 @@ def test_the_list_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert "RTX PRO 6000" in capsys.readouterr().out
     assert run(["plan", "--list-gpus", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) >= 27
+
+
+def test_this_machines_own_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = find_gpu("A40")
+    monkeypatch.setattr("hullspeed.hardware.detect.detect_gpus", lambda: (gpu,))
+    assert run(["plan", MODEL, "--gpu", "here", "--context", "8192", "--concurrency", "2"]) == 0
+    assert "on A40" in capsys.readouterr().out
+    monkeypatch.setattr("hullspeed.hardware.detect.detect_gpus", lambda: ())
+    assert run(["plan", MODEL, "--gpu", "here"]) == 2
+    assert "no GPU is visible" in capsys.readouterr().err
 
 
 BAD = {

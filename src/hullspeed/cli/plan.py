@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from hullspeed.errors import UsageError
 
 if TYPE_CHECKING:
+    from hullspeed.hardware.gpu import Gpu
     from hullspeed.plan.case import Case
     from hullspeed.plan.plan import Plan
 
@@ -69,8 +70,8 @@ def plan(
     model
         Source as ``hullspeed pull`` takes it; the catalogue's models need no files.
     gpu
-        Exact names (--list-gpus), or custom:memory=48GiB,bandwidth=864,bf16=362; several are
-        compared. This machine's processor without it.
+        Exact names (--list-gpus), custom:memory=48GiB,bandwidth=864,bf16=362, or here for this
+        machine's first; several are compared. This machine's processor without it.
     engine
         vllm on GPUs, hullspeed on this machine unless given.
     engine_version
@@ -217,11 +218,24 @@ def _plans(
     known = load_prices(prices) if prices else {}
     plans = []
     for name in names:
-        found = find_gpu(name)
+        found = _detected() if name == "here" else find_gpu(name)
         if found.name in known:
             found = msgspec.structs.replace(found, price=known[found.name])
         plans.append(make_plan(replace(case, gpu=found), managed=managed, usd_per_hour=price))
     return tuple(plans)
+
+
+def _detected() -> Gpu:
+    from hullspeed.hardware.detect import detect_gpus
+
+    gpus = detect_gpus()
+    if not gpus:
+        raise UsageError(
+            "no GPU is visible on this machine",
+            seen="--gpu here",
+            fix="name one (--list-gpus), or leave --gpu out to plan for the processor",
+        )
+    return gpus[0]
 
 
 def _on_this_machine(case: Case) -> Case:

@@ -79,6 +79,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         chunk_flops_per_s: FLOP/s of chunk attention against visible context in tokens.
         relative_error: Half-width of the 90 % interval of a step time, as a share of it.
         quiet: No other process disturbed the measurement.
+        hidden: Width of the model whose shapes were timed; 0 if they were no model's.
     """
 
     fingerprint: str
@@ -93,6 +94,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     overheads: Overheads
     relative_error: float
     quiet: bool = True
+    hidden: int = 0
     notes: tuple[str, ...] = ()
 
 

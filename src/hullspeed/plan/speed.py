@@ -16,6 +16,7 @@ from hullspeed.plan.model import PlannedModel
 from hullspeed.plan.workload import Workload
 
 CPU_STEP_TOKENS = 512
+_OTHER_SHAPES_ERROR = 0.3  # GEMM rates of a model twice as wide or half as wide differ by as much
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +109,10 @@ class Predictor:
             "calibrated": f"this machine's kernels, measured {ceilings.measured_at}",
             "quick": "NumPy on this machine for a second; `hullspeed calibrate` narrows it",
         }[ceilings.source]
+        widths = (model.arch.hidden, ceilings.hidden or model.arch.hidden)
+        if max(widths) > 2 * min(widths):
+            error += _OTHER_SHAPES_ERROR
+            how += f", on shapes of width {ceilings.hidden:,}"
         if not ceilings.quiet:
             how += ", while other processes disturbed it"
         factors = (1 / (1 + error), 1 + error)

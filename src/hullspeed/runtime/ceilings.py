@@ -117,6 +117,7 @@ def measure_ceilings(
             chunk_flops_per_s=chunk,
             overheads=_no_overheads(),
             relative_error=0.2,
+            hidden=arch.hidden,
             notes=(f"shapes of hidden {arch.hidden}, {len(short.layers)} layers timed",),
         )
         progress("whole steps")
