@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -226,6 +227,46 @@ def test_many_clients_some_of_whom_leave(real: Served) -> None:
     free, cached = real.gauge("hullspeed:kv_pages_free"), real.gauge("hullspeed:kv_pages_cached")
     assert free + cached == real.gauge("hullspeed:kv_pages_total")
     assert real.gauge("hullspeed:requests_in_flight") == 0
+
+
+@pytest.mark.deep
+def test_two_hundred_clients_get_what_each_would_get_alone(real: Served) -> None:
+    """A third of them leave; the others' greedy answers are those of a quiet server."""
+
+    def body(i: int) -> dict[str, Any]:
+        return {"prompt": f"{i % 10}. {SENTENCE}", "max_tokens": 12, "temperature": 0}
+
+    alone = [
+        httpx2.post(real.url + "/v1/completions", json=body(i), timeout=60).json()["choices"][0]
+        for i in range(10)
+    ]
+    texts = [choice["text"] for choice in alone]
+
+    async def one(client: httpx2.AsyncClient, i: int, leaves: bool) -> str:
+        await asyncio.sleep(0.005 * (i % 100))
+        request = {**body(i), "stream": True}
+        async with client.stream("POST", real.url + "/v1/completions", json=request) as answer:
+            text = ""
+            async for piece in answer.aiter_text():
+                text += piece
+                if leaves:
+                    return "left"
+        chunks = events(text)
+        assert chunks.count("[DONE]") == 1
+        return "same" if text_of(chunks) == texts[i % 10] else "other"
+
+    async def all_of_them() -> list[str]:
+        draw = random.Random(11)
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(timeout=300, limits=limits) as client:
+            return await asyncio.gather(*(one(client, i, draw.random() < 0.33) for i in range(200)))
+
+    outcomes = asyncio.run(all_of_them())
+    assert outcomes.count("same") + outcomes.count("left") == 200, outcomes
+    assert 100 < outcomes.count("same") < 170
+    assert until(lambda: real.gauge("hullspeed:kv_pages_used") == 0, 10)
+    assert real.gauge("hullspeed:requests_in_flight") == 0
+    assert httpx2.get(real.url + "/health").json()["restarts"] == 0
 
 
 def test_bad_requests_disturb_nothing(real: Served, sdk: openai.OpenAI) -> None:
