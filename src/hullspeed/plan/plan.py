@@ -16,6 +16,7 @@ from hullspeed.plan.case import Case
 from hullspeed.plan.cost import Cost, ManagedPrice, make_cost
 from hullspeed.plan.engines import SHARED_SHARE, TIGHT_TPOT_S, Choice, choose
 from hullspeed.plan.explain import Derivation, derive, kv_formula, state_formula
+from hullspeed.plan.judge import longest_context, of_capacity, of_defaults, rate_too_high
 from hullspeed.plan.remedies import Remedy, find_remedies
 from hullspeed.plan.speed import Speed
 from hullspeed.plan.workload import Workload
@@ -91,11 +92,11 @@ def make_plan(
     stack, pool, capacity = make_capacity(
         case.model, case.memory(), settings, workload, tables=advice
     )
-    findings = [*stack.findings, *pool.findings, *_findings(workload, stack, capacity)]
+    findings = [*stack.findings, *pool.findings, *of_capacity(workload, stack, capacity)]
     if unreachable:
-        findings.append(_rate_too_high(workload))
+        findings.append(rate_too_high(workload, _MOST_IN_FLIGHT))
     if advice:
-        findings += _of_defaults(asked, findings)
+        findings += of_defaults(asked, findings)
     running = min(workload.concurrency, capacity.served)
     speed = predictor.speed(workload, running) if predictor and running else None
     missed = _missed(workload, speed)
@@ -153,95 +154,6 @@ def _with_engine_limits(case: Case) -> Case:
     return case.with_settings(max_model_len=context, max_num_seqs=seqs)
 
 
-def _of_defaults(asked: Case, known: list[Finding]) -> list[Finding]:
-    """What the engine's own max_num_seqs would meet, as a warning: the usual first crash. Judged
-    at the lower end of the pool's interval, for a start that may fail is not one to rely on.
-    """
-    settings = asked.settings
-    if settings.max_num_seqs is not None or settings.engine == "hullspeed":
-        return []
-    settings = replace(
-        settings, max_model_len=settings.max_model_len or asked.workload.context_tokens
-    )
-    engine, memory, model = allocator(settings.engine), asked.memory(), asked.model
-    stack = engine.stack(model.arch, memory, settings, model.weights)
-    pool = engine.pool(model.arch, memory, settings, stack.pool_interval[0])
-    codes = {finding.code for finding in known}
-    return [
-        Finding(
-            code=finding.code,
-            severity=Severity.WARNING,
-            what=f"left at the engine's default max_num_seqs: {finding.what}",
-            why=finding.why,
-            evidence=finding.evidence,
-            fix="start it with the flags of this plan",
-        )
-        for finding in (*stack.findings, *pool.findings)
-        if finding.severity is Severity.ERROR and finding.code not in codes
-    ]
-
-
-def _findings(workload: Workload, stack: MemoryStack, capacity: Capacity) -> list[Finding]:
-    found = []
-    if capacity.longest_served < 1:
-        found.append(
-            Finding(
-                code="PLAN001",
-                severity=Severity.ERROR,
-                what=f"not one request of {format_tokens(workload.context_tokens)} tokens fits",
-                why="the engine refuses to start, or the first long request never runs",
-                evidence={
-                    "pool": format_bytes(capacity.pool_bytes),
-                    "weights": format_bytes(stack.bytes_of(Term.WEIGHTS)),
-                },
-                fix=_longest(capacity),
-            )
-        )
-    elif capacity.served < workload.concurrency:
-        found.append(
-            Finding(
-                code="PLAN002",
-                severity=Severity.ERROR,
-                what=f"{capacity.served} of {workload.concurrency} requests of "
-                f"{format_tokens(workload.request_tokens)} tokens run at once; the others queue",
-                why="queued requests wait for whole answers of others: TTFT grows by orders",
-                evidence={"pool": format_bytes(capacity.pool_bytes)},
-                fix="see the remedies, or admit fewer at a time",
-            )
-        )
-    elif capacity.served_low < workload.concurrency:
-        found.append(
-            Finding(
-                code="PLAN003",
-                severity=Severity.WARNING,
-                what=f"at the lower end of the pool's interval only {capacity.served_low} of "
-                f"{workload.concurrency} requests run at once",
-                why="activations and graphs are measured elsewhere, not derived",
-                evidence={"pool": f"{format_bytes(capacity.pool_low_bytes)} to "
-                          f"{format_bytes(capacity.pool_high_bytes)}"},
-                fix="read the pool in the start-up log; leave a margin",
-            )
-        )  # fmt: skip
-    return found
-
-
-def _longest(capacity: Capacity) -> str:
-    longest = next((row.max_context_tokens for row in capacity.by_concurrency), 0)
-    if longest:
-        return f"the longest context that fits is {format_tokens(longest)} tokens"
-    return "no context fits: smaller weights, more GPUs or a larger one"
-
-
-def _rate_too_high(workload: Workload) -> Finding:
-    return Finding(
-        code="PLAN004",
-        severity=Severity.ERROR,
-        what=f"{workload.rate:g} requests a second are more than this target completes",
-        why=f"even with {_MOST_IN_FLIGHT:,} in flight the queue grows, memory left aside",
-        fix="more replicas, or see the remedies",
-    )
-
-
 def _missed(workload: Workload, speed: Speed | None) -> list[str]:
     """Objectives that the prediction misses, as sentences."""
     if speed is None:
@@ -295,7 +207,7 @@ def _summary(
             f"{what} does not fit: weights of {format_bytes(weights)} in memory of "
             f"{format_bytes(stack.total_bytes)}"
         )
-    return f"{what} does not fit one request of {size}; {_longest(capacity)}"
+    return f"{what} does not fit one request of {size}; {longest_context(capacity)}"
 
 
 def _limit(stack: MemoryStack, capacity: Capacity, speed: Speed | None, missed: list[str]) -> str:
