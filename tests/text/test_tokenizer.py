@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hullspeed.errors import (
@@ -127,6 +129,27 @@ def test_every_way_of_splitting_equals_the_plain_one(
 
     for text in TEXTS:
         assert tokenizer.encode(text) == plain.encode(text)
+    check()
+
+
+def test_smollm_splits_as_the_parts_that_its_tokenizer_json_names() -> None:
+    metadata = small_metadata("smollm")
+    tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+    pairs = [tuple(m.split(" ")) for m in merges]
+    theirs = Backend(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=pairs))
+    theirs.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True),
+         pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )  # fmt: skip
+    ours = Tokenizer.from_gguf(metadata)
+
+    @given(text=ANY_TEXT)
+    @settings(max_examples=100, deadline=None)
+    def check(text: str) -> None:
+        assert ours.encode(text) == theirs.encode(text).ids
+
+    for text in TEXTS:
+        assert ours.encode(text) == theirs.encode(text).ids
     check()
 
 
@@ -315,5 +338,7 @@ def test_smollm2_ids_equal_transformers_own_gguf_conversion(
 
     path = smollm2_files.weights[0]
     theirs = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    for text in TEXTS[1:]:
+    # That conversion forgets that SmolLM2 splits every numeric character: none besides digits here,
+    # whose merges the vocabulary does not have anyway.
+    for text in [text.replace("½", "").replace("③", "") for text in TEXTS[1:]]:
         assert smollm2_tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False)
