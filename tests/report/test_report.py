@@ -12,6 +12,7 @@ from rich.console import Console
 from hullspeed.findings import Finding, Severity
 from hullspeed.memory.budget import MemoryItem, MemoryStack, Term
 from hullspeed.report.blocks import (
+    Bullets,
     Code,
     Compared,
     Comparison,
@@ -72,7 +73,10 @@ def report() -> Report:
         verdict="fits",
         ok=True,
         sections=(
-            Section("Memory", (MemoryBar(stack()), Paragraph(EVIL), Code("vllm serve x"))),
+            Section(
+                "Memory",
+                (MemoryBar(stack()), Paragraph(EVIL), Bullets(("one", EVIL)), Code("vllm serve x")),
+            ),
             Section(
                 "Numbers",
                 (

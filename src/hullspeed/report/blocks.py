@@ -17,6 +17,13 @@ class Paragraph:
 
 
 @dataclass(frozen=True, slots=True)
+class Bullets:
+    """A list, a line each."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """Text to be copied as it stands: a command, a file."""
 
@@ -109,7 +116,7 @@ class Findings:
     findings: tuple[Finding, ...]
 
 
-Block = Paragraph | Code | Table | MemoryBar | Percentiles | Comparison | Findings
+Block = Paragraph | Bullets | Code | Table | MemoryBar | Percentiles | Comparison | Findings
 
 
 @dataclass(frozen=True, slots=True)

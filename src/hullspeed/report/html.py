@@ -8,6 +8,7 @@ from hullspeed.findings import Finding
 from hullspeed.memory.budget import MemoryStack, Term
 from hullspeed.report.blocks import (
     Block,
+    Bullets,
     Code,
     Comparison,
     Findings,
@@ -69,6 +70,8 @@ def block_html(block: Block) -> str:
     match block:
         case Paragraph(text):
             return f"<p>{escape(text)}</p>"
+        case Bullets(lines):
+            return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
         case Code(text):
             return f"<pre>{escape(text)}</pre>"
         case Table():

@@ -9,6 +9,7 @@ from hullspeed.plan.plan import Plan
 from hullspeed.plan.speed import Quantity, Speed
 from hullspeed.report.blocks import (
     Block,
+    Bullets,
     Code,
     Findings,
     MemoryBar,
@@ -24,7 +25,7 @@ from hullspeed.units import format_bytes, format_seconds, format_tokens
 def plan_report(plan: Plan, *, explain: bool = False) -> Report:
     """Everything that one plan says; ``explain`` adds each number's derivation."""
     sections = [
-        Section("Assumptions", (Paragraph("\n".join(f"- {line}" for line in plan.assumptions)),)),
+        Section("Assumptions", (Bullets(plan.assumptions),)),
         Section("Memory of each GPU" if plan.n_gpus > 1 else "Memory", _memory(plan)),
         Section("Capacity", _capacity(plan)),
     ]
@@ -116,7 +117,7 @@ def _memory(plan: Plan) -> tuple[Block, ...]:
             f"State of one sequence: {format_bytes(plan.state_bytes_per_sequence)} = "
             f"{plan.state_formula}"
         )
-    return (MemoryBar(plan.stack), Paragraph("\n".join(lines)))
+    return (MemoryBar(plan.stack), Bullets(tuple(lines)))
 
 
 def _capacity(plan: Plan) -> tuple[Block, ...]:
@@ -154,7 +155,7 @@ def _capacity(plan: Plan) -> tuple[Block, ...]:
     return (
         by_context,
         by_concurrency,
-        Paragraph("\n".join(f"- {fact}" for fact in (*facts, *capacity.notes))),
+        Bullets((*facts, *capacity.notes)),
     )
 
 

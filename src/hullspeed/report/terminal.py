@@ -13,6 +13,7 @@ from hullspeed.findings import Finding, Severity
 from hullspeed.memory.budget import MemoryStack, Term
 from hullspeed.report.blocks import (
     Block,
+    Bullets,
     Code,
     Comparison,
     Findings,
@@ -57,6 +58,8 @@ def block_renderable(block: Block) -> RenderableType:
     match block:
         case Paragraph(text):
             return Text(text)
+        case Bullets(lines):
+            return Group(*[_bullet(line) for line in lines])
         case Code(text):
             return Text(text, style="cyan", no_wrap=True, overflow="ignore")
         case Table():
@@ -103,6 +106,12 @@ def _cells(stack: MemoryStack, width: int) -> list[tuple[Term, int]]:
         cells.append((term, n))
         used += n
     return cells
+
+
+def _bullet(line: str) -> RenderableType:
+    row = RichTable.grid(padding=(0, 1, 0, 0))
+    row.add_row("-", Text(line))
+    return row
 
 
 def _table(block: Table) -> RenderableType:
