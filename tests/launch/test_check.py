@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hullspeed.cli.launch import _as_lines
 from hullspeed.errors import UsageError
@@ -177,3 +179,28 @@ def test_the_page_s_example_is_what_the_command_prints() -> None:
     command, _, printed = example.partition("\n")
     (one,) = check_text(shlex.split(command)[3])
     assert "\n".join(_as_lines(one)).rstrip() == printed
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(
+                ["vllm", "serve", "sglang", "docker", "run", "--gpus", "all", "-p", "8000:8000",
+                 "vllm/vllm-openai", "python", "-m", "vllm.entrypoints.openai.api_server", "--tp",
+                 "--max-num-seqs", "--enable-prefix-caching", "--no-enable-prefix-caching", "true",
+                 "--speculative-config.method", "trtllm-build", "--kv-cache-dtype", "-1", "0.9"]
+            ),
+            st.text(max_size=8),
+        ),
+        max_size=12,
+    )
+)  # fmt: skip
+def test_any_words_are_checked_or_refused(words: list[str]) -> None:
+    try:
+        checked = check_text(" ".join(words))
+    except UsageError:
+        return
+    for one in checked:
+        assert one.today
+        assert all("{" not in finding.fix or "{" in " ".join(words) for finding in one.findings)

@@ -89,8 +89,10 @@ def test_a_wrong_command_line_exits_2(
 def test_the_gate_refuses_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run(["launch", str(tmp_path / "none"), "--port", "18432"])
-    assert code in (1, 3)
+    assert run(["launch", str(tmp_path / "none"), "--port", "18432"]) == 2
+    assert "not a model's name" in capsys.readouterr().err
+    code = run(["launch", "never/pulled", "--port", "18432"])
+    assert code == 3
     err = capsys.readouterr().err
     assert "the gate is closed by" in err
     assert "$ vllm" not in err

@@ -19,6 +19,8 @@ import httpx2
 import psutil
 import pytest
 
+from hullspeed.launch.flagtable import FlagTable
+
 PYTHON = os.environ.get("HULLSPEED_VLLM_PYTHON", "")
 MODEL = os.environ.get("HULLSPEED_VLLM_MODEL", "")
 pytestmark = [
@@ -48,36 +50,36 @@ def free_port() -> int:
 
 
 def test_gate_launch_ready_request_drain(tmp_path: Path) -> None:
-    port = free_port()
+    port, log = free_port(), tmp_path / "engine.log"
     env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        command(port, tmp_path / "engine.log"), env=env, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
     said = []
-    for line in process.stderr:
-        said.append(line)
-        if line.startswith("· ready"):
-            break
-    assert said[-1].startswith("· ready"), said
-    assert any(line.startswith("gate open") for line in said)
-    engine = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-    reply = httpx2.post(
-        f"http://127.0.0.1:{port}/v1/completions",
-        json={"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 4,
-              "temperature": 0},
-        timeout=120,
-    )  # fmt: skip
-    assert "Paris" in reply.json()["choices"][0]["text"]
-    process.send_signal(signal.SIGINT)
-    rest = process.stderr.read()
-    assert process.wait(120) == 0, rest
+    with subprocess.Popen(
+        command(port, log), env=env, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("· ready"):
+                break
+        assert said[-1].startswith("· ready"), said
+        assert any(line.startswith("gate open") for line in said)
+        engine = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        reply = httpx2.post(
+            f"http://127.0.0.1:{port}/v1/completions",
+            json={"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 4,
+                  "temperature": 0},
+            timeout=120,
+        )  # fmt: skip
+        assert "Paris" in reply.json()["choices"][0]["text"]
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 0, rest
     assert "draining" in rest
     deadline = time.monotonic() + 10
     while any(psutil.pid_exists(pid) for pid in engine):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert "Application startup complete" in (tmp_path / "engine.log").read_text()
+    assert "Application startup complete" in log.read_text()
 
 
 def test_a_crash_is_explained(tmp_path: Path) -> None:
@@ -96,3 +98,26 @@ def test_a_crash_is_explained(tmp_path: Path) -> None:
     assert result.returncode == 3, result.stderr
     assert "the engine ended before it was ready" in result.stderr
     assert "Error" in result.stderr.splitlines()[-1]
+
+
+def test_the_flag_table_is_the_engine_s_own_parser() -> None:
+    """Names as the installed release registers them, against the table of that version."""
+    script = (
+        "import json, importlib.metadata as m\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser as P\n"
+        "try:\n"
+        "    from vllm.entrypoints.common.cli_args import make_arg_parser\n"
+        "except ImportError:\n"
+        "    from vllm.entrypoints.launchers.cli_args import make_arg_parser\n"
+        "names = [o for a in make_arg_parser(P())._actions for o in a.option_strings]\n"
+        "print(json.dumps([m.version('vllm-cpu'), names]))\n"
+    )
+    result = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, check=True)
+    version, names = json.loads(result.stdout.splitlines()[-1])
+    table = FlagTable("vllm", version)
+    for name in names:
+        if name.startswith("--") and name != "--help":
+            match = table.match(name)
+            assert match is not None, name
+            assert not match.abbreviated, name
+    assert set(table.flags) <= set(names)

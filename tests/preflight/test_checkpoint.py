@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hullspeed.errors import SourceError
 from hullspeed.preflight.ask import Ask
 from hullspeed.preflight.checkpoint import look_at_model
 from hullspeed.preflight.sizing import sized
@@ -93,13 +94,19 @@ def test_missing_shards_are_named(llama: Path) -> None:
     assert look_at_model(str(llama)).missing_files == ("model-1.safetensors",)
 
 
-@pytest.mark.parametrize("source", ["pypi:never-pulled-model", "no/such-model-here", "./nowhere"])
+@pytest.mark.parametrize("source", ["pypi:never-pulled-model", "no/such-model-here"])
 def test_what_is_not_here_is_not_fetched(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HULLSPEED_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert not look_at_model(source).found
+
+
+@pytest.mark.parametrize("source", ["./nowhere", "a b", "x" * 300, "../../etc/passwd-none"])
+def test_what_cannot_be_a_model_is_refused(source: str) -> None:
+    with pytest.raises(SourceError, match="not a model's name"):
+        look_at_model(source)
 
 
 def test_cpu_need_is_filled_in_unless_given(llama: Path) -> None:
@@ -129,6 +136,7 @@ def test_gpu_pool_is_filled_in(llama: Path) -> None:
 
 
 def test_an_unreadable_model_leaves_the_ask_alone(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
     stack = Stack(python=Python(version="3.11.0"), model=look_at_model(str(tmp_path / "none")))
     ask = Ask(model=str(tmp_path / "none"))
     assert sized(ask, stack) == ask

@@ -104,6 +104,11 @@ def test_a_wrong_command_line_exits_2(
     assert captured.err.count("error:") == 1
 
 
+def test_an_unknown_model_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["preflight", "./no/such/model"]) == 2
+    assert "not a model's name" in capsys.readouterr().err
+
+
 def test_a_lock_is_written_only_through_an_open_gate(stack: Path, tmp_path: Path) -> None:
     lock = tmp_path / "hullspeed.lock"
     ask = Ask(model="m.gguf", threads=99)
@@ -123,7 +128,7 @@ def test_a_recorded_stack_is_judged_as_this_machine_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = tmp_path / "stack.json"
-    arguments = ["preflight", "./none.gguf", "--port", "18433", "--json"]
+    arguments = ["preflight", "never/pulled", "--port", "18433", "--json"]
     here = run([*arguments, "--write-stack", str(record)])
     seen = json.loads(capsys.readouterr().out)
     assert run([*arguments, "--stack", str(record)]) == here

@@ -14,10 +14,16 @@ from hullspeed.errors import CorruptFileError, SourceError, UnsupportedModelErro
 from hullspeed.preflight.stack import Model, ModelFile
 from hullspeed.sources import ModelFiles, cache_dir, resolve
 from hullspeed.sources.files import from_path
+from hullspeed.sources.resolve import is_repo
 
 
 def look_at_model(source: str) -> Model:
-    """The files of ``source`` on this machine and what their headers say."""
+    """The files of ``source`` on this machine and what their headers say.
+
+    Raises:
+        SourceError: for what is neither a path that exists nor a name that a model can have.
+    """
+    refuse_no_source(source)
     try:
         files = local_files(source)
     except CorruptFileError as error:
@@ -30,6 +36,28 @@ def look_at_model(source: str) -> Model:
     if files is None:
         return Model(source=source, found=False)
     return _describe(source, files)
+
+
+def refuse_no_source(source: str) -> None:
+    """Refuse what cannot name a model.
+
+    Raises:
+        SourceError: (exit 2).
+    """
+    scheme, separator, _ = source.partition(":")
+    named = separator and scheme in ("pypi", "hf")
+    if not named and not _exists(Path(source).expanduser()) and not is_repo(source):
+        raise SourceError(
+            "no such file or folder, and not a model's name", seen=source,
+            fix="write pypi:NAME, hf:ORG/NAME, ORG/NAME, or the path of a folder or file",
+        )  # fmt: skip
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name longer than the file system takes
+        return False
 
 
 def local_files(source: str) -> ModelFiles | None:
@@ -45,7 +73,7 @@ def local_files(source: str) -> ModelFiles | None:
         pulled = any((cache_dir() / "pypi").glob(f"{name}-*/"))
         return resolve(source) if pulled else None
     path = Path(source).expanduser()
-    if path.exists():
+    if _exists(path):
         return from_path(path, source=source)
     return _hub_snapshot(rest if scheme == "hf" and separator else source, source)
 
