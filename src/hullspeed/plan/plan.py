@@ -194,7 +194,7 @@ def _summary(
         f"longest {format_tokens(workload.context_tokens)}"
     )
     if verdict == "fits":
-        return f"{what} fits {size}; {capacity.served} such requests would run at once"
+        return f"{what} fits {size}; memory holds {capacity.served} such"
     if verdict == "misses objective":
         return f"{what} fits {size}, but misses its objective: {'; '.join(missed)}"
     if verdict == "refused by a finding" and (error := _first_error(findings)):
