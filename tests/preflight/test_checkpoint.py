@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
+from hullspeed.arch.load import arch_from_config
 from hullspeed.errors import SourceError
+from hullspeed.memory.allocators import plan_memory
+from hullspeed.memory.budget import EngineSettings, GpuMemory, WeightBytes
 from hullspeed.preflight.ask import Ask
+from hullspeed.preflight.chain import check
 from hullspeed.preflight.checkpoint import look_at_model
 from hullspeed.preflight.sizing import sized
-from hullspeed.preflight.stack import Gpu, Nvidia, Python, Stack
+from hullspeed.preflight.stack import Gpu, Model, Nvidia, Python, Stack
+from hullspeed.units import GIB
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16,
@@ -120,19 +125,53 @@ def test_cpu_need_is_filled_in_unless_given(llama: Path) -> None:
     assert sized(Ask(model=str(llama), need_bytes=5), stack).need_bytes == 5
 
 
-def test_gpu_pool_is_filled_in(llama: Path) -> None:
+def gpu_stack(model: Model | None = None) -> Stack:
     gpu = Gpu(
         index=0, name="NVIDIA H100 80GB HBM3", compute_capability="9.0",
         total_bytes=85_000_000_000, free_bytes=85_000_000_000,
     )  # fmt: skip
-    stack = Stack(
+    return Stack(
         python=Python(version="3.12.0", packages={"vllm": "0.33.0"}),
         nvidia=Nvidia(driver="580.95.05", driver_cuda="13.0", gpus=(gpu,)),
-        model=look_at_model(str(llama)),
+        model=model or Model(),
     )
+
+
+def test_gpu_pool_is_filled_in(llama: Path) -> None:
+    stack = gpu_stack(look_at_model(str(llama)))
     ask = sized(Ask(model=str(llama), engine="vllm", context_tokens=128), stack)
     assert ask.pool_tokens == 128
     assert ask.weight_bytes_per_gpu
+
+
+HYBRID_27B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_size": 5120,
+    "intermediate_size": 17408, "num_hidden_layers": 64, "num_attention_heads": 24,
+    "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 248320,
+    "max_position_embeddings": 262144, "full_attention_interval": 4, "rms_norm_eps": 1e-6,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "attn_output_gate": True,
+    "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16",
+    "mamba_ssm_dtype": "float32", "eos_token_id": 248044,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+
+
+def test_a_boot_that_dies_at_the_first_long_prompt_is_foretold() -> None:
+    """27B hybrid with 14.3 GiB of weights on an RTX 5090, share 0.93, chunks of 8,192."""
+    arch = arch_from_config(HYBRID_27B)
+    plan = plan_memory(
+        arch,
+        GpuMemory(name="RTX 5090", total_bytes=int(31.4 * GIB), compute_capability=(12, 0)),
+        EngineSettings(version="0.33.0", memory_fraction=0.99, max_num_batched_tokens=8192,
+                       max_model_len=8192, max_num_seqs=16),
+        WeightBytes(decoder=int(16 * GIB)),
+    )  # fmt: skip
+    codes = {finding.code for finding in (*plan.stack.findings, *plan.pool.findings)}
+    assert {"MEM005", "MEM008"} & codes
+    ask, stack = Ask(model="m", engine="vllm", plan_findings=plan.stack.findings), gpu_stack()
+    found = {finding.code for finding in check(ask, stack)}
+    assert found & {"PF067", "PF068"}
 
 
 def test_an_unreadable_model_leaves_the_ask_alone(tmp_path: Path) -> None:

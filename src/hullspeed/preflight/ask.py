@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from hullspeed.errors import UsageError
+from hullspeed.findings import Finding
 from hullspeed.hardware.catalogue import find_gpu
 
 ENGINES = ("hullspeed", "vllm", "sglang", "trtllm", "transformers")
@@ -35,6 +36,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         pool_blocks: Blocks the plan says the engine's pool holds, per rank.
         pool_tokens: Tokens one request may hold in that pool.
         weight_bytes_per_gpu: Weights per rank as the plan says; else size of files / GPUs.
+        plan_findings: What the memory plan warns of.
         threads: Compute threads; the usable cores when ``None``.
         host: Address to bind.
         port: Port to bind; 0 takes a free one.
@@ -60,6 +62,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     pool_blocks: int | None = None
     pool_tokens: int | None = None
     weight_bytes_per_gpu: int | None = None
+    plan_findings: tuple[Finding, ...] = ()
     threads: int | None = None
     host: str = "127.0.0.1"
     port: int = 8000

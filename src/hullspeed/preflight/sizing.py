@@ -40,6 +40,7 @@ def sized(ask: Ask, stack: Stack) -> Ask:
         ask,
         weight_bytes_per_gpu=ask.weight_bytes_per_gpu or plan.stack.bytes_of(Term.WEIGHTS),
         pool_blocks=plan.low.max_num_seqs if ask.pool_blocks is None else ask.pool_blocks,
+        plan_findings=(*plan.stack.findings, *plan.pool.findings),
         pool_tokens=_pool_tokens(ask, plan, context, holds_one=holds_one),
     )
 

@@ -59,6 +59,17 @@ def free_at_start(case: Case) -> Iterator[Finding]:
             return
 
 
+def planned(case: Case) -> Iterator[Finding]:
+    """PF067 and PF068: what starts by the rules and may still run out of memory.
+
+    Only the memory plan's warnings that no other rule here covers.
+    """
+    for finding in case.ask.plan_findings:
+        code = {"MEM005": "PF067", "MEM008": "PF068"}.get(finding.code)
+        if code is not None:
+            yield found(code, remedy=finding.fix, **finding.evidence)
+
+
 def memory_share(case: Case) -> float:
     """The share of a GPU that the engine takes: as asked, or its default.
 
@@ -87,4 +98,4 @@ def default_max_num_seqs(case: Case) -> int:
     return 1024 if case.used_gpus and large else 256
 
 
-RULES = (weights, blocks, one_request, free_at_start)
+RULES = (weights, blocks, one_request, free_at_start, planned)
