@@ -77,7 +77,7 @@ def test_the_state_of_who_left_goes() -> None:
     gone, stays = sequence(1, [1], [0]), sequence(2, [1], [1])
     executor.execute(Step(spans=[Span(gone, 0, 1, True), Span(stays, 0, 1, True)]))
     executor.execute(Step(spans=[Span(stays, 0, 1, True)], ended=[1]))
-    assert set(sampler._states) == {2}
+    assert set(sampler._rules) == {2}
 
 
 @pytest.mark.parametrize("context_tokens", [512, 4096])

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from hullspeed.core.request import Request, Sequence
 from hullspeed.core.sampling import SamplingParams
 from hullspeed.core.step import Sampled
-from hullspeed.runtime.sampler import Sampler, row_max
+from hullspeed.runtime.draw import row_max
+from hullspeed.runtime.sampler import Sampler
 
 from .sampling_reference import changed, distribution, log_softmax
 
@@ -174,7 +175,7 @@ def test_state_goes_when_a_request_ends() -> None:
     sampler = Sampler(VOCAB)
     sampler.sample(logits_of(1), [sequence(SamplingParams(repetition_penalty=1.1), id_=4)])
     sampler.forget([4, 5])
-    assert not sampler._states
+    assert not sampler._rules
 
 
 def test_penalties_follow_a_growing_output() -> None:
