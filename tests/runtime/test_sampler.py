@@ -164,6 +164,25 @@ def test_nothing_left_to_choose_is_an_error_of_the_row() -> None:
     assert "no token is allowed" in sampled.error
 
 
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_the_smallest_top_p_leaves_the_likeliest(top_k: int) -> None:
+    logits = logits_of(6)
+    for seed in range(20):
+        params = SamplingParams(temperature=3.0, top_p=1e-60, top_k=top_k, seed=seed)
+        assert one(logits, params).token == int(logits.argmax())
+
+
+def test_equal_logits_are_drawn_alike() -> None:
+    counts = np.zeros(VOCAB)
+    for seed in range(300):
+        params = SamplingParams(temperature=1e-4, top_p=0.4, seed=seed)
+        logits = torch.zeros(1, VOCAB)
+        logits[0, [4, 8, 30]] = 1.0
+        counts[one(logits, params).token] += 1
+    assert counts[[4, 8, 30]].min() > 60
+    assert counts.sum() == counts[[4, 8, 30]].sum()
+
+
 def test_masked_logits_are_never_drawn() -> None:
     logits = torch.full((1, VOCAB), -math.inf)
     logits[0, [4, 8]] = 0.0

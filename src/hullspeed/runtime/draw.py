@@ -44,7 +44,7 @@ def draw(
             # Unnormalised log-probabilities with the likeliest at 0: exp cannot overflow.
             scores = logits[at].sub_(best[at, None])
             scores *= column([1 / s.temperature for s in picked], scores)
-            tokens = choose(scores, picked, stream.ofsome_rows(places)).tolist()
+            tokens = choose(scores, picked, stream.of_rows(places)).tolist()
             drawn.update(zip(places, tokens, strict=True))
     return [drawn[place] for place in range(len(rows))]
 
@@ -63,7 +63,7 @@ class _Stream:
         at = np.asarray(positions, np.uint64)
         return cls(seeds, at, uniforms(seeds, at))
 
-    def ofsome_rows(self, rows: list[int]) -> _Stream:
+    def of_rows(self, rows: list[int]) -> _Stream:
         return _Stream(self.seeds[rows], self.positions[rows], self.first[rows])
 
     def attempt(self, number: int, rows: list[int], device: torch.device) -> Tensor:
@@ -100,8 +100,9 @@ def _draw_nucleus(scores: Tensor, rules: Sequence[Rules], stream: _Stream) -> Te
         weights, picks, limits = some_rows(weights, cut), picks[cut], limits[cut]
         drawn = weights.gather(1, picks[:, None])
         likelier = weights * (weights > drawn)
-        outside = (likelier.sum(dim=1) >= limits).tolist()
-        # The likeliest token has nothing above it and is always in: this ends.
+        above = likelier.sum(dim=1)
+        # The likeliest token has nothing above it and is in, however small top_p: this ends.
+        outside = ((above >= limits) & (above > 0)).tolist()
         again = [j for j, out in enumerate(outside) if out]
         left = [left[cut[j]] for j in again]
         weights, limits = likelier[again], limits[again]
