@@ -208,6 +208,29 @@ def test_a_killed_worker_is_replaced_and_none_is_left_behind() -> None:
         template.render({})
 
 
+def test_closing_wakes_who_waits_and_leaves_nobody() -> None:
+    before = set(psutil.Process().children())
+    template = ChatTemplate(LOOP, limits=QUICK, workers=1)
+    outcomes: list[str] = []
+
+    def render(wedge: bool) -> None:
+        try:
+            outcomes.append(template.render({"wedge": wedge}))
+        except RequestError as error:
+            outcomes.append(error.what)
+
+    threads = [threading.Thread(target=render, args=(i == 0,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    template.close()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert outcomes.count("the chat template is closed") == 3
+    assert set(psutil.Process().children()) - before == set()
+
+
 def test_a_worker_sees_no_environment_and_imports_none_of_us() -> None:
     before = set(psutil.Process().children())
     with ChatTemplate("ok", workers=1):

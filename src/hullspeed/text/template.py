@@ -69,9 +69,10 @@ class ChatTemplate:
         Raises:
             RequestError: the template refuses the values or broke a limit.
         """
-        if self._closed:
-            raise RequestError("the chat template is closed")
         worker = self._idle.get()
+        if self._closed:
+            self._idle.put(worker)  # for the next who waits
+            raise RequestError("the chat template is closed")
         try:
             if worker is None:
                 worker = _Worker(self.source, self._limits)
@@ -83,12 +84,13 @@ class ChatTemplate:
             self._idle.put(worker)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers; one that is rendering ends after that."""
         self._closed = True
         while True:
             try:
                 worker = self._idle.get_nowait()
             except queue.Empty:
+                self._idle.put(None)  # wakes whoever waits
                 return
             if worker is not None:
                 worker.close()
