@@ -41,9 +41,9 @@ def test_code_is_kept_in_our_cache_folder_and_used_again(tmp_path: Path) -> None
     assert {p: p.stat().st_mtime_ns for p in Path(folder).rglob("*.nbc")} == kept
 
 
-def test_numbas_own_setting_wins(tmp_path: Path) -> None:
+def test_numbas_own_setting_says_where(tmp_path: Path) -> None:
     folder, _ = run({"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "HOME": str(tmp_path)})
-    assert folder == str(tmp_path / "numba")
+    assert Path(folder).parent == tmp_path / "numba"
 
 
 @pytest.mark.parametrize("kind", ["a file in the way", "writable by others"])

@@ -23,7 +23,7 @@ KERNELS: list[Literal["cpu", "ref"]] = ["ref", "cpu"]
 
 @pytest.fixture(params=KERNELS)
 def decoder(request: pytest.FixtureRequest, oracle: Any) -> Decoder:
-    kernels = load_kernels(request.param, weight_dtype="fp32", threads=2)
+    kernels = load_kernels(request.param, weight_dtype="fp32")
     decoder = Decoder(oracle.arch, oracle.weights, kernels)
     decoder.allocate_kv(N_PAGES, PAGE_TOKENS)
     return decoder
@@ -49,7 +49,7 @@ def chunked(decoder: Decoder, tokens: list[int], pages: list[int], chunk: int) -
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 150])
 def test_logits_are_those_of_transformers(decoder: Decoder, oracle: Any, chunk: int) -> None:
-    tokens = some_tokens(150)
+    tokens = some_tokens(70 if chunk == 1 else 150)  # beyond one page, beyond two
     logits = chunked(decoder, tokens, [5, 0, 17], chunk)
     torch.testing.assert_close(logits, oracle.logits(tokens), atol=1e-4, rtol=0)
 
@@ -57,7 +57,7 @@ def test_logits_are_those_of_transformers(decoder: Decoder, oracle: Any, chunk: 
 def test_mixed_batches(decoder: Decoder, oracle: Any) -> None:
     """Decoding sequences and prompt chunks of any length in one step do not disturb each other."""
     rng = random.Random(3)
-    sequences = [some_tokens(n, seed=n) for n in (3, 64, 65, 128, 129, 200, 280)]
+    sequences = [some_tokens(n, seed=n) for n in (3, 64, 65, 129, 200)]
     pages = list(range(N_PAGES))
     rng.shuffle(pages)
     tables = [[pages.pop() for _ in range(-(-len(s) // PAGE_TOKENS))] for s in sequences]

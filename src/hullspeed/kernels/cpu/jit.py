@@ -65,11 +65,11 @@ def _cache_folder() -> Path | None:
     The name holds a hash of the kernels' sources: numba itself notices a change only in the file
     of the function, not in those of its callees.
     """
-    if given := os.environ.get("NUMBA_CACHE_DIR"):
-        return Path(given)
+    given = os.environ.get("NUMBA_CACHE_DIR")
     sources = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
-    folder = cache_dir() / "kernels" / f"numba-{numba.__version__}-{digest}"
+    base = Path(given) if given else cache_dir() / "kernels"
+    folder = base / f"hullspeed-{digest}-numba-{numba.__version__}"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = folder.stat()

@@ -41,7 +41,7 @@ def _avx512() -> bool:
 
 # A tile of rows x (vectors x LANES) accumulators must stay in registers beside one row of B and
 # one broadcast of A: 32 registers of 16 floats with AVX-512, 16 of 8 with AVX2.
-TILE_ROWS, TILE_VECTORS = (6, 4) if _avx512() else (3, 1)
+TILE_ROWS, TILE_VECTORS = (6, 4) if _avx512() else (6, 1)
 
 
 def make_tile(rows: int, vectors: int) -> Callable[..., Any]:
