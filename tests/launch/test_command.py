@@ -104,6 +104,7 @@ def test_loopback_unless_told_otherwise() -> None:
         {"engine": "sglang", "kv_cache_bytes": 1 << 30},
         {"engine": "trtllm", "served_name": "x"},
         {"state_dtype": "int4"},
+        {"extra": ("--trust-remote-code",)},
     ],
 )
 def test_what_cannot_be_is_a_usage_error(changes: dict[str, Any]) -> None:

@@ -199,6 +199,7 @@ class _Work:
             self.model, self.model_flag = values[0], written
             return
         self._deprecated(written, match)
+        self._risks(name, values)
         values = self._checked_values(match, values)
         gone = self.table.gone(name) if flag.deprecated else None
         if gone:
@@ -217,6 +218,7 @@ class _Work:
                 "LC002", flag=match.name, value=extra, now=now or "nothing (it is the default)"
             )
         self._deprecated(written, match)
+        self._risks(match.name, [])
         gone = self.table.gone(match.name) if match.flag.deprecated else None
         self.words += shlex.split(gone.now.format(value="2") if gone else now)
 
@@ -246,6 +248,16 @@ class _Work:
         elif flag.kind in ("int", "float") and not match.key and not _is_number(value, flag.kind):
             self._say("LC011", flag=name, kind=_KINDS[flag.kind], value=value)
         return [better.now, *values[1:]] if better else values
+
+    def _risks(self, name: str, values: list[str]) -> None:
+        """What works and should not be done."""
+        if name.replace("_", "-") == "--trust-remote-code":
+            self._say("LC015", flag=name)
+        # A variable in place of the key is expanded by the shell: only a literal is written down.
+        if name == "--api-key" and values and not values[0].startswith("$"):
+            env = {"vllm": "set VLLM_API_KEY in the environment of the server"}
+            fix = env.get(self.table.engine, "pass it through a variable, or keep a proxy in front")
+            self._say("LC016", flag=name, fix=fix)
 
     def _is_model(self, name: str) -> bool:
         return name in ("--model", "--model-path")

@@ -142,6 +142,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 "a memory share and a pool in bytes contradict each other", fix="give one of them"
             )
+        if any("trust" in word and "remote" in word for word in self.extra):
+            raise UsageError(
+                "code from a model's repository is not run", seen=" ".join(self.extra),
+                fix="use a model of a family that the engine knows by itself",
+            )  # fmt: skip
         if self.engine == "transformers" and (self.gpus > 1 or self.nodes > 1):
             raise UsageError(
                 "transformers serve runs on one GPU", seen=self.gpus,
