@@ -138,7 +138,7 @@ def test_the_image_s_tag_names_the_version() -> None:
         "vllm serve Qwen/Qwen3-32B --tensor_parallel_size 2 -q fp8",
         'vllm serve m --speculative-config \'{"method":"mtp","num_speculative_tokens":3}\'',
         "vllm serve m --speculative-config.method mtp --no-enable-prefix-caching",
-        "vllm serve m --max-model-len 32k --max-num-batched-tokens=8192 --cudagraph-capture-sizes 1 2",
+        "vllm serve m --max-model-len 32k --max-num-batched-tokens=8192 --middleware a",
         "VLLM_USE_DEEP_GEMM=0 vllm serve Qwen/Qwen3.8-27B-FP8 --kv-cache-dtype fp8",
         "sglang serve Qwen/Qwen3-8B --tp 2 --mem-fraction-static 0.8",
         "transformers serve --continuous-batching --port 8001",
