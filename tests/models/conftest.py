@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hullspeed.arch.mixers import FullAttention
+from hullspeed.arch.mixers import FullAttention, SlidingAttention
 from hullspeed.arch.mlps import DenseMlp
 from hullspeed.arch.model import Layer, ModelArch, Rope
 from hullspeed.models.weights import TensorWeights
@@ -40,7 +40,7 @@ class Oracle:
 
 
 def make_oracle(
-    family: str, *, scaling: dict[str, Any] | None = None, tied: bool = False
+    family: str, *, scaling: dict[str, Any] | None = None, tied: bool = False, window: int = 0
 ) -> Oracle:
     import transformers as hf
 
@@ -60,7 +60,7 @@ def make_oracle(
         tie_word_embeddings=tied,
         rope_parameters={"rope_theta": 10_000.0, "rope_type": "default", **(scaling or {})},
         attn_implementation="eager",
-        **({"sliding_window": None} if family == "mistral" else {}),
+        **({"sliding_window": window or None} if family == "mistral" else {}),
     )
     torch.manual_seed(7)
     module = getattr(hf, names[family] + "ForCausalLM")(config).eval()
@@ -71,14 +71,17 @@ def make_oracle(
                 parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
             else:
                 parameter.normal_(0.0, 0.15)
-    mixer = FullAttention(
-        q_heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rotary_dim=head_dim,
-        qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
-    )
+    of_heads: dict[str, Any] = {
+        "q_heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "rotary_dim": head_dim,
+        "qkv_bias": family == "qwen2",
+        "qk_norm": family == "qwen3",
+    }
+    mixer = FullAttention(**of_heads)
+    if window:
+        mixer = SlidingAttention(**of_heads, window_tokens=window)
     arch = ModelArch(
         family=family,
         hidden=hidden,
@@ -93,7 +96,7 @@ def make_oracle(
 
 
 @pytest.fixture(
-    scope="session", params=["llama", "llama3-rope", "tied", "mistral", "qwen2", "qwen3"]
+    scope="session", params=["llama", "llama3-rope", "tied", "mistral", "window", "qwen2", "qwen3"]
 )
 def oracle(request: pytest.FixtureRequest) -> Oracle:
     """One of the families."""
@@ -102,5 +105,7 @@ def oracle(request: pytest.FixtureRequest) -> Oracle:
             return make_oracle("llama", scaling=LLAMA3)
         case "tied":
             return make_oracle("llama", tied=True)
+        case "window":
+            return make_oracle("mistral", window=50)
         case family:
             return make_oracle(family)

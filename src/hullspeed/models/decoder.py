@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,16 +17,8 @@ from hullspeed.kernels.batch import Batch
 from hullspeed.models.attention import Attention
 from hullspeed.models.mlp import GatedMlp
 from hullspeed.models.rope import rotary_table
-from hullspeed.models.support import check_supported
+from hullspeed.models.support import attention_of, check_supported, mlp_of
 from hullspeed.models.weights import Weights
-
-
-class Mixing(Protocol):
-    """What a layer does between tokens; keeps its own pages."""
-
-    def __call__(self, h: Tensor, plan: Any) -> Tensor:
-        """``[T, H]`` normed activations to ``[T, H]``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +68,14 @@ class Decoder:
         factors = weights.frequency_factors()
         rotaries = {
             dim: rotary_table(arch.rope, dim, self.max_context_tokens, factors)
-            for dim in {layer.mixer.rotary_dim for layer in arch.layers}  # type: ignore[attr-defined]
+            for dim in {attention_of(layer).rotary_dim for layer in arch.layers}
         }
 
         def packed(i: int) -> DecoderLayer:
             layer, below = arch.layers[i], f"{arch.prefix}layers.{i}."
-            mixer = Attention(layer.mixer, rotaries, arch.norm_eps, weights, below, kernels)  # type: ignore[arg-type]
-            mlp = GatedMlp(layer.mlp, weights, below, kernels)  # type: ignore[arg-type]
+            spec = attention_of(layer)
+            mixer = Attention(spec, rotaries, arch.norm_eps, weights, below, kernels)
+            mlp = GatedMlp(mlp_of(layer), weights, below, kernels)
             norms = [weights.tensor(f"{below}{name}.weight") for name in layer.norms]
             return DecoderLayer(norms[0], mixer, norms[1], mlp)
 

@@ -23,27 +23,49 @@ def check_supported(arch: ModelArch) -> None:
             fix=f"it runs {', '.join(FAMILIES)}; another engine may run it (--engine)",
         )
     for i, layer in enumerate(arch.layers):
-        for what, fault in _faults(layer):
+        mixer, mlp = attention_of(layer), mlp_of(layer)
+        for what, fault in _faults(mixer, mlp, layer.norms):
             if fault:
-                raise UnsupportedModelError(
-                    f"the embedded engine does not run layer {i}: {what}",
-                    seen=(layer.mixer.kind, layer.mlp.kind),
-                    fix="another engine may run it (--engine)",
-                )
+                raise _unsupported(f"layer {i} with {what}", layer)
 
 
-def _faults(layer: Layer) -> list[tuple[str, bool]]:
-    mixer, mlp = layer.mixer, layer.mlp
-    if not isinstance(mixer, FullAttention):
-        return [("not an attention layer", True)]
-    if not isinstance(mlp, DenseMlp):
-        return [("not a dense MLP", True)]
+def attention_of(layer: Layer) -> FullAttention:
+    """The layer's mixer, which is attention.
+
+    Raises:
+        UnsupportedModelError: if it is not.
+    """
+    if not isinstance(layer.mixer, FullAttention):
+        raise _unsupported("a layer without attention", layer)
+    return layer.mixer
+
+
+def mlp_of(layer: Layer) -> DenseMlp:
+    """The layer's MLP, which is dense.
+
+    Raises:
+        UnsupportedModelError: if it is not.
+    """
+    if not isinstance(layer.mlp, DenseMlp):
+        raise _unsupported("a layer without a dense MLP", layer)
+    return layer.mlp
+
+
+def _unsupported(what: str, layer: Layer) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the embedded engine does not run {what}",
+        seen=(layer.mixer.kind, layer.mlp.kind),
+        fix="another engine may run it (--engine)",
+    )
+
+
+def _faults(mixer: FullAttention, mlp: DenseMlp, norms: tuple[str, ...]) -> list[tuple[str, bool]]:
     return [
-        ("attention with an output gate", mixer.output_gate),
+        ("an output gate on its attention", mixer.output_gate),
         ("attention sinks", mixer.sinks),
         ("query heads that no whole number shares a key head", mixer.q_heads % mixer.kv_heads > 0),
         ("an odd rotary dimension", mixer.rotary_dim % 2 > 0),
         ("a head dimension that is no multiple of 16", mixer.head_dim % 16 > 0),
         (f"the activation {mlp.activation!r}", mlp.activation != "silu"),
-        ("norms other than two", len(layer.norms) != 2),
+        ("norms other than two", len(norms) != 2),
     ]
