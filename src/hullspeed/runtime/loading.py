@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import hullspeed.kernels  # noqa: F401 # before torch: it bounds how long idle threads spin
 from hullspeed.arch.load import load_arch
 from hullspeed.arch.model import ModelArch
 from hullspeed.clock import MonotonicClock
