@@ -46,6 +46,15 @@ def test_cpu_flags_and_model(tmp_path: Path) -> None:
         (
             {
                 "proc/self/cgroup": "0::/pod/app\n",
+                "sys/fs/cgroup/pod/app/cpu.max": "400000 100000\n",
+                "sys/fs/cgroup/pod/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/cpu.max": "300000 100000\n",
+            },
+            3.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/pod/app\n",
                 "sys/fs/cgroup/pod/app/cpu.max": "200000 100000\n",
                 "sys/fs/cgroup/cpu.max": "max 100000\n",
             },

@@ -41,20 +41,22 @@ def look_at_cpu(root: Path = Path("/")) -> Cpu:
 
 
 def _quota(root: Path) -> float | None:
-    """Cores' worth of time of cgroup v2 or v1; ``None`` when unlimited."""
+    """Cores' worth of time of the tightest cgroup (v2 or v1); ``None`` if unlimited."""
+    quotas = []
     for folder in _cgroups(root, "cpu"):
         fields = _text(folder / "cpu.max").split()
         if not fields:
             quota = _text(folder / "cpu.cfs_quota_us").strip()
             fields = [quota, _text(folder / "cpu.cfs_period_us").strip()]
         if len(fields) == 2 and all(field.isdigit() for field in fields) and int(fields[1]):
-            return int(fields[0]) / int(fields[1])
-    return None
+            quotas.append(int(fields[0]) / int(fields[1]))
+    return min(quotas, default=None)
 
 
 def look_at_memory(root: Path = Path("/")) -> Memory:
-    """Main memory and the cgroup's limit."""
+    """Main memory and the cgroup's limit, of the level that leaves least."""
     seen = psutil.virtual_memory()
+    limits = []
     for folder in _cgroups(root, "memory"):
         for limit_name, used_name in (
             ("memory.max", "memory.current"),
@@ -62,26 +64,32 @@ def look_at_memory(root: Path = Path("/")) -> Memory:
         ):
             limit, used = _text(folder / limit_name).strip(), _text(folder / used_name).strip()
             if limit.isdigit() and int(limit) < seen.total:
-                return Memory(
-                    total_bytes=seen.total,
-                    available_bytes=seen.available,
-                    limit_bytes=int(limit),
-                    limit_used_bytes=int(used) if used.isdigit() else 0,
-                )
-    return Memory(total_bytes=seen.total, available_bytes=seen.available)
+                limits.append((int(limit), int(used) if used.isdigit() else 0))
+    if not limits:
+        return Memory(total_bytes=seen.total, available_bytes=seen.available)
+    limit_bytes, used_bytes = min(limits, key=lambda level: level[0] - level[1])
+    return Memory(
+        total_bytes=seen.total,
+        available_bytes=seen.available,
+        limit_bytes=limit_bytes,
+        limit_used_bytes=used_bytes,
+    )
 
 
 def _cgroups(root: Path, controller: str) -> list[Path]:
-    """Folders of this process's cgroup, innermost first; v2 and v1."""
+    """Folders of this process's cgroup and of those above it; v2 and v1."""
     base = root / "sys/fs/cgroup"
     folders = [base, base / controller]
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        inside = path.strip().lstrip("/")
-        if inside and controllers == "":
-            folders.insert(0, base / inside)
-        elif inside and controller in controllers.split(","):
-            folders.insert(0, base / controller / inside)
+        if controllers == "":
+            top = base
+        elif controller in controllers.split(","):
+            top = base / controller
+        else:
+            continue
+        steps = Path(path.strip().lstrip("/")).parts
+        folders += [top.joinpath(*steps[:depth]) for depth in range(1, len(steps) + 1)]
     return folders
 
 
