@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import configparser
 import functools
-import importlib.resources
 import json
 import os
 import shlex
@@ -154,10 +153,8 @@ def test_services_and_monitors_select_the_pods(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[0] == "compose"])
 def test_compose_files_are_valid_by_the_compose_specification(name: str) -> None:
-    vendored = importlib.resources.files("check_jsonschema.builtin_schemas.vendor")
-    specification = json.loads(vendored.joinpath("compose-spec.json").read_text("utf-8"))
     (document,) = documents(emit(*CASES[name]))
-    validate(document, specification)
+    validate(document, schema("compose-spec"))
     (service,) = document["services"].values()
     assert service["ports"] == ["127.0.0.1:8000:8000"]
 
@@ -249,3 +246,10 @@ def test_dashboard_panels_do_not_overlap() -> None:
 def test_what_a_target_cannot_carry_is_a_usage_error(target: str, settings: Settings) -> None:
     with pytest.raises(UsageError):
         emit(target, settings)
+
+
+def test_the_compose_specification_refuses_what_is_wrong() -> None:
+    (document,) = documents(emit("compose", BASE))
+    document["services"]["vllm"]["imagee"] = "x"
+    with pytest.raises(jsonschema.ValidationError):
+        validate(document, schema("compose-spec"))
