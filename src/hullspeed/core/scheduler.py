@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hullspeed.core.pages import PagePool, StatePool
+from hullspeed.core.placement import Junctions, Placement
 from hullspeed.core.prefix import Match, PrefixCache
 from hullspeed.core.request import FinishReason, Request, Sequence, Status
 from hullspeed.core.step import PageCopy, Sampled, Span, Step, StepResult
@@ -61,6 +62,7 @@ class Scheduler:
         max_running: Sequences that may hold memory for computing at once.
         step_tokens: Token budget of a step, at least ``max_running``.
         max_context_tokens: Longest sequence, prompt and output.
+        placement: Where models with recurrent state save it.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Scheduler:
         max_running: int,
         step_tokens: int,
         max_context_tokens: int,
+        placement: Placement | None = None,
     ) -> None:
         self.pages = pages
         self.states = states
@@ -79,6 +82,7 @@ class Scheduler:
         self.max_running = max_running
         self.step_tokens = max(step_tokens, max_running)
         self.max_context_tokens = max_context_tokens
+        self.placement = placement or Junctions()
         self.counters = Counters()
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -128,23 +132,40 @@ class Scheduler:
         self._ended = []
         self._now_s = now
         self._yield_to_priority()
-        budget = self.step_tokens
+        budget = self.step_tokens - self._decode(step)
+        budget -= self._continue_prompts(step, budget, now)
+        self._start_waiting(step, budget, now)
+        return step
+
+    def _decode(self, step: Step) -> int:
+        """Plan a token for each sequence with one pending; returns how many."""
+        n_tokens = 0
         for sequence in list(self.running):
             if sequence.pending == 1 and sequence.status is Status.RUNNING:
-                budget -= self._give(step, sequence, 1)
+                n_tokens += self._give(step, sequence, 1)
+        return n_tokens
+
+    def _continue_prompts(self, step: Step, budget: int, now: float) -> int:
+        """Plan chunks of running sequences with many tokens pending; returns how many tokens."""
+        left = budget
         for sequence in list(self.running):
-            if sequence.pending > 1 and budget > 0 and sequence.status is Status.RUNNING:
+            if sequence.pending > 1 and left > 0 and sequence.status is Status.RUNNING:
                 self._skip_to_cached(sequence, now)
-                budget -= self._give(step, sequence, budget)
-        while budget > 0 and self.waiting and len(self.running) < self.max_running:
+                left -= self._give(step, sequence, left)
+        return budget - left
+
+    def _start_waiting(self, step: Step, budget: int, now: float) -> int:
+        """Admit waiting sequences and plan their first chunks; returns how many tokens."""
+        left = budget
+        while left > 0 and self.waiting and len(self.running) < self.max_running:
             sequence = self.waiting[0]
             if not self._admit(step, sequence, now):
                 break
-            given = self._give(step, sequence, budget)
+            given = self._give(step, sequence, left)
             if not given:
                 break
-            budget -= given
-        return step
+            left -= given
+        return budget - left
 
     def _give(self, step: Step, sequence: Sequence, budget: int) -> int:
         """Plan up to ``budget`` pending tokens of ``sequence``; returns how many."""
@@ -198,7 +219,7 @@ class Scheduler:
         sequence.status = Status.RUNNING
         shared = match.pages[: match.shared_pages]
         self.pages.share(shared)
-        own = self.pages.take(self.pages.pages_for(len(sequence.tokens)) - len(shared))
+        own = self.pages.take(self.pages.pages_for(self._admitted_tokens(sequence)) - len(shared))
         sequence.pages = shared + own
         if len(match.pages) > len(shared):
             step.copies.append(PageCopy(match.pages[-1], own[0]))
@@ -217,6 +238,10 @@ class Scheduler:
         self._lock(sequence, match.node)
         return match
 
+    def _admitted_tokens(self, sequence: Sequence) -> int:
+        """Tokens whose pages a sequence gets when it is admitted."""
+        return len(sequence.tokens)
+
     def _missing(self, sequence: Sequence, match: Match) -> int:
         """Free pages that admission asks for. Every running sequence may start a page in the next
         steps: without room for that, admitting one now means preempting one soon.
@@ -234,10 +259,7 @@ class Scheduler:
         self.counters.prompt_tokens += sequence.prompt_tokens
         self.counters.cached_tokens += match.n_tokens
         if self.states.size:
-            junction = self.cache.junction(
-                sequence.tokens, sequence.request.salt, limit=sequence.prompt_tokens, match=match
-            )
-            wanted = {*sequence.request.checkpoints, *([junction] if junction else [])}
+            wanted = self.placement.places(sequence, match, self.cache)
             sequence.checkpoints = sorted(p for p in wanted if p > match.n_tokens)
 
     def _skip_to_cached(self, sequence: Sequence, now: float) -> None:

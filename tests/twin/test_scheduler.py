@@ -1,0 +1,127 @@
+"""The twin's scheduler decides as the production scheduler does, step for step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hullspeed.core.hashchain import HashChain
+from hullspeed.core.eviction import Lru
+from hullspeed.core.nocache import NoCache
+from hullspeed.core.pages import PagePool, StatePool
+from hullspeed.core.prefix import PrefixCache
+from hullspeed.core.request import Request
+from hullspeed.core.sampling import SamplingParams
+from hullspeed.core.scheduler import Scheduler
+from hullspeed.core.segments import SegmentTree
+from hullspeed.core.step import Sampled, StepResult
+from hullspeed.twin.scheduler import Policy, TwinScheduler
+
+
+class Case:
+    """One random engine, twice: the production scheduler and the twin's."""
+
+    def __init__(self, rng: random.Random, policy: Policy | None = None) -> None:
+        self.n_pages = rng.randint(12, 60)
+        self.page_tokens = rng.choice([1, 4, 8])
+        self.running = rng.randint(1, 6)
+        self.step_tokens = rng.randint(1, 40)
+        self.slots = rng.choice([0, rng.randint(2 * self.running + 1, 20)])
+        self.cache = rng.choice(["segment", "segment", "hash", "none"])
+        self.plain = self._make(Scheduler)
+        self.twin = self._make(TwinScheduler)
+
+    def _make(self, kind: type[Scheduler]) -> Scheduler:
+        pages, states = PagePool(self.n_pages, self.page_tokens), StatePool(self.slots)
+        cache: PrefixCache
+        if self.cache == "none":
+            cache = NoCache()
+        elif self.cache == "hash" and not self.slots:
+            cache = HashChain(pages, Lru())
+        else:
+            cache = SegmentTree(pages, states, Lru())
+        return kind(
+            pages,
+            states,
+            cache,
+            max_running=self.running,
+            step_tokens=self.step_tokens,
+            max_context_tokens=self.n_pages * self.page_tokens,
+        )
+
+
+def requests(rng: random.Random, room: int, n: int) -> list[Request]:
+    known: list[list[int]] = [[0]]
+    made = []
+    for i in range(n):
+        prompt = rng.choice(known)[: rng.randint(0, 60)]
+        prompt = prompt + [rng.randint(0, 2) for _ in range(rng.randint(1, 20))]
+        prompt = prompt[: max(1, room - 30)]
+        known.append(prompt)
+        places = rng.sample(range(1, len(prompt) + 1), min(len(prompt), rng.randint(0, 2)))
+        made.append(
+            Request(
+                id=i,
+                prompt=tuple(prompt),
+                sampling=SamplingParams(temperature=0.0, ignore_eos=True),
+                max_tokens=rng.randint(1, min(28, room - len(prompt))),
+                priority=rng.choice([0, 0, 0, 1]),
+                salt=rng.choice([b"a", b"b"]),
+                arrival_s=float(i),
+                checkpoints=tuple(sorted(places)),
+            )
+        )
+    return made
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), paranoid=st.booleans())
+def test_every_step_is_the_production_schedulers(seed: int, paranoid: bool) -> None:
+    """Page numbers, state slots, order, copies, preemptions, ends: all of ``Step.key``."""
+    rng = random.Random(seed)
+    case = Case(rng)
+    plain, twin = case.plain, case.twin
+    assert isinstance(twin, TwinScheduler)
+    todo = requests(rng, case.n_pages * case.page_tokens, 30)
+    token_s: dict[int, list[float]] = {}
+    now = 0.0
+    steps = 0
+    while todo or plain.has_work:
+        if todo and rng.random() < 0.3:
+            request = todo.pop(0)
+            plain.add(request)
+            twin.add(request)
+            twin.filler[request.id] = request.id % 3
+        if rng.random() < 0.03:
+            victim = rng.randrange(30)
+            assert plain.cancel(victim) == twin.cancel(victim)
+        step, lazy = plain.schedule(now), twin.schedule(now)
+        assert twin.key(lazy) == step.key()
+        assert bool(lazy) == bool(step)
+        if not step:
+            continue
+        assert lazy.n_lazy + sum(s.length for s in lazy.spans) == step.n_tokens
+        assert lazy.lazy_context_tokens + sum(s.start for s in lazy.spans) == sum(
+            s.start for s in step.spans
+        )
+        now += 1.0 + step.n_tokens / 128
+        tokens = [Sampled(s.sequence.id % 3) for s in step.spans if s.sample]
+        outputs = plain.commit(step, StepResult(tokens), now)
+        for output in outputs:
+            token_s.setdefault(output.sequence.id, []).append(now)
+        ended = [(o.sequence.id, o.finish, o.sequence.tokens) for o in outputs if o.finish]
+        twins = twin.commit(lazy, StepResult([]), now)
+        assert [(o.sequence.id, o.finish, o.sequence.tokens) for o in twins if o.finish] == ended
+        for output in twins:
+            if output.finish:
+                assert twin.token_times(output.sequence.id) == token_s[output.sequence.id]
+        if paranoid:
+            twin.check_integrity()
+        steps += 1
+        assert steps < 20_000
+    assert twin.counters == plain.counters
+    twin.check_integrity()
+    assert twin.cache.stats() == plain.cache.stats()
