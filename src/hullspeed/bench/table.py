@@ -9,6 +9,8 @@ from rich.text import Text
 
 from hullspeed.bench.result import BenchResult, Cell, Distribution, Verdict
 
+_CELLS_ABREAST = 3
+
 
 def render(result: BenchResult) -> RenderableType:
     """For a terminal; every figure is also in the JSON."""
@@ -19,23 +21,37 @@ def render(result: BenchResult) -> RenderableType:
         shape += f", {spec.turn_tokens} more per turn"
     if spec.shared_prefix_tokens:
         shape += f", {spec.shared_prefix_tokens} shared"
-    table = Table(title=f"{spec.model} at {spec.url}: {shape}, {spec.cache} cache")
-    for column in ("load", "TTFT p50/p99", "ITL p50/p99", "max gap", "E2E p50/p99"):
-        table.add_column(column, justify="left" if column == "load" else "right", no_wrap=True)
-    for column in ("out tok/s", "req/s", "hit rate", "ok", "verdict"):
-        table.add_column(column, justify="right")
-    for cell in result.cells:
-        table.add_row(*_row(cell))
+    title = f"{spec.model} at {spec.url}: {shape}, {spec.cache} cache"
+    groups = [
+        result.cells[at : at + _CELLS_ABREAST] for at in range(0, len(result.cells), _CELLS_ABREAST)
+    ]
     lines = [Text.from_markup(line) for cell in result.cells for line in _remarks(cell)]
-    return Group(table, *lines)
+    return Group(Text(title, style="bold"), *(_table(cells) for cells in groups), *lines)
 
 
-def _row(cell: Cell) -> tuple[str, ...]:
+def _table(cells: list[Cell]) -> Table:
+    """A column for each load: a narrow terminal holds it."""
+    table = Table("")
+    for cell in cells:
+        table.add_column(cell.load + (" (cut short)" if cell.interrupted else ""), justify="right")
+    columns = [_figures(cell) for cell in cells]
+    for row in zip(_FIGURES, *columns, strict=True):
+        table.add_row(*row)
+    return table
+
+
+_FIGURES = (
+    "TTFT p50 / p99", "ITL p50 / p99", "TPOT p50 / p99", "max gap", "E2E p50 / p99", "output tok/s",
+    "requests/s", "hit rate", "ok", "verdict",
+)  # fmt: skip
+
+
+def _figures(cell: Cell) -> tuple[str, ...]:
     colour = "green" if cell.trust.verdict is Verdict.VALID else "yellow"
     return (
-        cell.load + (" (cut short)" if cell.interrupted else ""),
         _pair(cell.ttft_s),
         _pair(cell.itl_s),
+        _pair(cell.tpot_s),
         _ms(cell.max_gap_s.max) if cell.max_gap_s.count else "-",
         _pair(cell.e2e_s),
         f"{cell.output_tok_s:,.1f}",
@@ -75,7 +91,7 @@ def _remarks(cell: Cell) -> list[str]:
 
 
 def _pair(values: Distribution) -> str:
-    return f"{_ms(values.p50)}/{_ms(values.p99)}" if values.count else "-"
+    return f"{_ms(values.p50)} / {_ms(values.p99)}" if values.count else "-"
 
 
 def _ms(seconds: float) -> str:
