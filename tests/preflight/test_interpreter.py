@@ -67,3 +67,20 @@ def test_an_interpreter_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(BrokenStackError):
         look_at_python(str(tmp_path / "e"))
     assert sys.executable
+
+
+def test_the_look_at_this_interpreter_is_kept_until_a_package_comes_or_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HULLSPEED_CACHE", str(tmp_path))
+    look_at_python.cache_clear()
+    first = look_at_python(None)
+    (kept,) = (tmp_path / "interpreter").iterdir()
+    look_at_python.cache_clear()
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("asked again"))
+    assert look_at_python(None) == first
+    kept.write_bytes(b"{")  # a damaged file is as if never written
+    look_at_python.cache_clear()
+    with pytest.raises(pytest.fail.Exception, match="asked again"):
+        look_at_python(None)
+    look_at_python.cache_clear()

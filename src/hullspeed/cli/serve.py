@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hullspeed.errors import UsageError
 from hullspeed.units import parse_bytes
 
 
@@ -37,6 +36,7 @@ def serve(
     allowed_host: Annotated[tuple[str, ...], Parameter(name="--allowed-host")] = (),
     public_metrics: Annotated[bool, Parameter(name="--public-metrics")] = False,
     engine: str = "hullspeed",
+    override: Annotated[tuple[str, ...], Parameter(name="--override", negative="")] = (),
     print_config: Annotated[bool, Parameter(name="--print-config")] = False,
     json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
@@ -94,7 +94,10 @@ def serve(
     public_metrics
         Serve /metrics without a key.
     engine
-        Only the embedded engine, hullspeed, is served from here.
+        hullspeed, the embedded engine; vllm, sglang, trtllm or transformers hand over to
+        ``hullspeed launch`` with its defaults.
+    override
+        Code of a preflight finding to load in spite of; may be given more than once.
     print_config
         Print what reproduces this run as hullspeed.toml, without keys, and end.
     json
@@ -104,11 +107,12 @@ def serve(
     from hullspeed.server.settings import ServerSettings
 
     if engine != "hullspeed":
-        raise UsageError(
-            "serve runs the embedded engine only",
-            seen=engine,
-            fix="use hullspeed launch for other engines",
-        )
+        from hullspeed.cli.launch import launch
+
+        return launch(
+            model, engine=engine, served_name=served_name, context=max_context, host=host,
+            port=port, override=override, drain=drain_seconds, json=json,
+        )  # fmt: skip
     config = EngineConfig(
         model=model,
         served_name=served_name,
@@ -139,7 +143,7 @@ def serve(
         sys.stdout.write(_as_toml({name: chosen[name] for name in _REPRODUCES}))
         return 0
     settings.check()
-    return _run(config, settings, json=json)
+    return _run(config, settings, overrides=override, json=json)
 
 
 # Everything but the keys, which belong in no file, and what only prints.
@@ -150,7 +154,8 @@ _REPRODUCES = (
 )  # fmt: skip
 
 
-def _run(config: Any, settings: Any, *, json: bool) -> int:
+def _run(config: Any, settings: Any, *, overrides: tuple[str, ...], json: bool) -> int:
+    from hullspeed.preflight.gate import gate, run_preflight
     from hullspeed.runtime.config import served_name
     from hullspeed.runtime.process import EngineProcess
     from hullspeed.server.lifecycle import Started, serve
@@ -158,6 +163,11 @@ def _run(config: Any, settings: Any, *, json: bool) -> int:
     from hullspeed.sources.resolve import resolve
 
     resolve(config.model, _tell_download)  # once, before two processes look for it
+    findings = run_preflight(
+        config.model, host=settings.host, port=settings.port, threads=config.threads
+    )
+    for finding in gate(findings, overrides):
+        sys.stderr.write(f"overridden: {finding.code} {finding.what}\n")
 
     def announce(started: Started) -> None:
         if json:

@@ -7,7 +7,6 @@ calibrate``), and :func:`quick_ceilings` stands in with NumPy until that has bee
 
 from __future__ import annotations
 
-import os
 import time
 from bisect import bisect_left
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from hullspeed.hardware.machine import Machine
-from hullspeed.sources.cache import cache_dir
+from hullspeed.sources.cache import cache_dir, write_atomically
 
 KERNELS_VERSION = "1"
 """Raise when a kernel changes speed: what was measured before no longer counts."""
@@ -118,9 +117,7 @@ def save_ceilings(ceilings: Ceilings, machine: Machine, folder: Path | None = No
     """Keep ``ceilings``; the file appears whole or not at all."""
     path = ceilings_path(machine, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(ceilings), indent=1))
-    part.replace(path)
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(ceilings), indent=1))
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from hullspeed.preflight.ask import Ask
 from hullspeed.preflight.case import Case
 from hullspeed.preflight.codes import found
 from hullspeed.preflight.stack import ModelFile, Stack
+from hullspeed.sources.cache import write_atomically
 
 LOCK_NAME = "hullspeed.lock"
 _BARE_KEY = re.compile(r"^[A-Za-z0-9_-]+$")
@@ -95,12 +95,7 @@ def write_lock(path: Path, lock: Lock) -> None:
     """
     text = _HEADER + _toml(msgspec.to_builtins(lock))
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=".lock-", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(text)
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(path)
+        write_atomically(path, text.encode())
     except OSError as error:
         raise UsageError(
             f"cannot write the lock: {error.strerror}", seen=str(path), fix="give another --lock"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 from hullspeed.sources.progress import Progress, silent
@@ -30,3 +31,21 @@ def sha256_of(path: Path, progress: Progress = silent) -> str:
             done += len(chunk)
             progress(f"sha256 {path.name}", done, total)
     return digest.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write ``data`` so that ``path`` holds all of it or what it held before.
+
+    Raises:
+        OSError: if the folder is missing or cannot be written; nothing is left behind.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".part-", delete=False) as file:
+        part = Path(file.name)
+        try:
+            file.write(data)
+            file.flush()
+            part.chmod(0o644)
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise

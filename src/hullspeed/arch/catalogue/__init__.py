@@ -7,6 +7,7 @@ quantization. What could not be confirmed is not there.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import json
@@ -36,7 +37,7 @@ def lookup(name: str) -> dict[str, Any] | None:
     config |= entry.get("config", {})
     if "quantization_config" in entry:
         config["quantization_config"] = entry["quantization_config"]
-    return config
+    return copy.deepcopy(config)
 
 
 def source(name: str) -> str | None:
