@@ -3,15 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from hullspeed.core.eviction import Density, EvictionPolicy, Lru
 from hullspeed.core.hashchain import HashChain
 from hullspeed.core.nocache import NoCache
-from hullspeed.core.pages import PagePool, StatePool
+from hullspeed.core.pages import ByteBudget, PagePool, StatePool
+from hullspeed.core.placement import Aligned, Junctions, Placement, PromptEnd
 from hullspeed.core.prefix import PrefixCache
 from hullspeed.core.scheduler import Scheduler
 from hullspeed.core.segments import SegmentTree
 from hullspeed.errors import UsageError
+
+CACHES = ("segment", "align", "prompt_end", "lru", "hash", "none")
+STATE_BLOCK_TOKENS = 784  # vLLM's unified block for a 27B hybrid (vllm-project/vllm#47430)
+
+
+class Pools(NamedTuple):
+    """Memory and what finds prefixes in it."""
+
+    pages: PagePool
+    states: StatePool
+    cache: PrefixCache
+    placement: Placement
+
+
+def build_pools(
+    *,
+    n_pages: int,
+    page_tokens: int,
+    max_running: int,
+    n_state_slots: int = 0,
+    page_bytes: int = 1,
+    state_bytes: int = 0,
+    shared_bytes: int = 0,
+    cache: str = "segment",
+    eviction: str = "lru",
+    block_tokens: int = STATE_BLOCK_TOKENS,
+    flops: Callable[[int, int], float] | None = None,
+) -> Pools:
+    """Fresh pools and a prefix cache over them; see :func:`build_scheduler` for the arguments.
+
+    Raises:
+        UsageError: for a name or number that cannot be.
+    """
+    for name, value in (
+        ("n_pages", n_pages), ("page_tokens", page_tokens), ("max_running", max_running),
+    ):  # fmt: skip
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1", seen=value)
+    if n_state_slots and n_state_slots < 2 * max_running + 1:
+        raise UsageError(
+            "too few state slots",
+            seen=n_state_slots,
+            fix=f"give at least {2 * max_running + 1} for {max_running} running sequences",
+        )
+    budget = ByteBudget(shared_bytes) if shared_bytes else None
+    pages = PagePool(n_pages, page_tokens, budget, page_bytes)
+    states = StatePool(n_state_slots, budget, max(state_bytes, 1))
+    policy = _policy("lru" if cache == "lru" else eviction, flops)
+    prefix = _cache(cache, pages, states, policy, page_bytes, state_bytes)
+    return Pools(pages, states, prefix, _placement(cache, block_tokens))
 
 
 def build_scheduler(
@@ -24,8 +76,10 @@ def build_scheduler(
     n_state_slots: int = 0,
     page_bytes: int = 1,
     state_bytes: int = 0,
+    shared_bytes: int = 0,
     cache: str = "segment",
     eviction: str = "lru",
+    block_tokens: int = STATE_BLOCK_TOKENS,
     flops: Callable[[int, int], float] | None = None,
 ) -> Scheduler:
     """A scheduler over fresh pools.
@@ -40,35 +94,43 @@ def build_scheduler(
             ``2 * max_running + 1``, so that every running sequence can read one slot and write one.
         page_bytes: Bytes of a page over all layers.
         state_bytes: Bytes of a stored state over all layers.
-        cache: ``"segment"``, ``"hash"`` or ``"none"``.
-        eviction: ``"lru"`` or ``"density"``.
+        shared_bytes: When not 0, pages and states come out of this one budget, and their numbers
+            are only upper bounds.
+        cache: One of :data:`CACHES`. ``segment``: the segment tree; ``lru``: the same, evicted by
+            recency whatever ``eviction`` says; ``align`` and ``prompt_end``: the same tree, states
+            saved at every multiple of a block or at the last one of a prompt; ``hash``: chained
+            page hashes (models without state); ``none``.
+        eviction: ``lru`` or ``density``.
+        block_tokens: Of ``align`` and ``prompt_end``.
         flops: ``flops(n_tokens, start)`` of the model, for ``"density"``.
 
     Raises:
         UsageError: for a name or number that cannot be.
     """
-    for name, value in (
-        ("n_pages", n_pages), ("page_tokens", page_tokens), ("max_running", max_running),
-        ("step_tokens", step_tokens), ("max_context_tokens", max_context_tokens),
-    ):  # fmt: skip
+    for name, value in (("step_tokens", step_tokens), ("max_context_tokens", max_context_tokens)):
         if value < 1:
             raise UsageError(f"{name} must be at least 1", seen=value)
-    if n_state_slots and n_state_slots < 2 * max_running + 1:
-        raise UsageError(
-            "too few state slots",
-            seen=n_state_slots,
-            fix=f"give at least {2 * max_running + 1} for {max_running} running sequences",
-        )
-    pages, states = PagePool(n_pages, page_tokens), StatePool(n_state_slots)
-    policy = _policy(eviction, flops)
-    prefix = _cache(cache, pages, states, policy, page_bytes, state_bytes)
+    pools = build_pools(
+        n_pages=n_pages,
+        page_tokens=page_tokens,
+        max_running=max_running,
+        n_state_slots=n_state_slots,
+        page_bytes=page_bytes,
+        state_bytes=state_bytes,
+        shared_bytes=shared_bytes,
+        cache=cache,
+        eviction=eviction,
+        block_tokens=block_tokens,
+        flops=flops,
+    )
     return Scheduler(
-        pages,
-        states,
-        prefix,
+        pools.pages,
+        pools.states,
+        pools.cache,
         max_running=max_running,
         step_tokens=step_tokens,
         max_context_tokens=max_context_tokens,
+        placement=pools.placement,
     )
 
 
@@ -88,12 +150,22 @@ def _cache(
     page_bytes: int,
     state_bytes: int,
 ) -> PrefixCache:
-    if name == "segment":
+    if name in ("segment", "align", "prompt_end", "lru"):
         return SegmentTree(pages, states, policy, page_bytes=page_bytes, state_bytes=state_bytes)
     if name == "hash" and not states.size:
         return HashChain(pages, policy, page_bytes=page_bytes)
     if name == "none":
         return NoCache()
     raise UsageError(
-        "unknown prefix cache", seen=name, fix="use segment, none, or hash (models without state)"
+        "unknown prefix cache",
+        seen=name,
+        fix=f"use one of {', '.join(CACHES)} (hash: for models without state)",
     )
+
+
+def _placement(name: str, block_tokens: int) -> Placement:
+    if name == "align":
+        return Aligned(block_tokens)
+    if name == "prompt_end":
+        return PromptEnd(block_tokens)
+    return Junctions()

@@ -7,15 +7,34 @@ from collections.abc import Iterable, Mapping
 from hullspeed.errors import IntegrityError
 
 
+class ByteBudget:
+    """Bytes that several pools take their pieces from.
+
+    Attributes:
+        free_bytes: Not taken by any of them.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = self.free_bytes = total_bytes
+
+
 class Pool:
     """Numbered, reference-counted pieces of memory.
 
     A piece is free when its count is 0. The count equals the number of owners: page tables and
     cache nodes that hold it. The pool hands out numbers; the memory itself is the executor's.
+
+    Args:
+        budget: Where the pool's pieces come out of memory shared with other pools.
+        piece_bytes: What a piece takes of it.
     """
 
-    def __init__(self, size: int, noun: str) -> None:
+    def __init__(
+        self, size: int, noun: str, budget: ByteBudget | None = None, piece_bytes: int = 1
+    ) -> None:
         self.size = size
+        self.budget = budget
+        self._piece_bytes = piece_bytes
         self._noun = noun
         self._refs = [0] * size
         # Popped from the end: low numbers first, recently freed (cache-warm) ones again.
@@ -23,13 +42,17 @@ class Pool:
 
     @property
     def n_free(self) -> int:
-        """Pieces without an owner."""
-        return len(self._free)
+        """Pieces without an owner, as far as there are bytes for them."""
+        if self.budget is None:
+            return len(self._free)
+        return min(len(self._free), self.budget.free_bytes // self._piece_bytes)
 
     def take(self, n: int) -> list[int]:
         """``n`` free pieces, each with one owner: the caller, who made sure that they exist."""
-        if n > len(self._free):
-            raise IntegrityError(f"took {n} {self._noun}s of {len(self._free)} free")
+        if n > self.n_free:
+            raise IntegrityError(f"took {n} {self._noun}s of {self.n_free} free")
+        if self.budget is not None:
+            self.budget.free_bytes -= n * self._piece_bytes
         taken = [self._free.pop() for _ in range(n)]
         for piece in taken:
             self._refs[piece] = 1
@@ -53,6 +76,8 @@ class Pool:
             if count == 0:
                 self._free.append(piece)
                 freed += 1
+        if self.budget is not None:
+            self.budget.free_bytes += freed * self._piece_bytes
         return freed
 
     def owners(self, piece: int) -> int:
@@ -76,8 +101,14 @@ class Pool:
 class PagePool(Pool):
     """Pages of KV, ``page_tokens`` tokens each."""
 
-    def __init__(self, n_pages: int, page_tokens: int) -> None:
-        super().__init__(n_pages, "page")
+    def __init__(
+        self,
+        n_pages: int,
+        page_tokens: int,
+        budget: ByteBudget | None = None,
+        page_bytes: int = 1,
+    ) -> None:
+        super().__init__(n_pages, "page", budget, page_bytes)
         self.page_tokens = page_tokens
 
     def pages_for(self, n_tokens: int) -> int:
@@ -88,5 +119,7 @@ class PagePool(Pool):
 class StatePool(Pool):
     """Slots of recurrent state; none for models that keep only KV."""
 
-    def __init__(self, n_slots: int) -> None:
-        super().__init__(n_slots, "state slot")
+    def __init__(
+        self, n_slots: int, budget: ByteBudget | None = None, state_bytes: int = 1
+    ) -> None:
+        super().__init__(n_slots, "state slot", budget, state_bytes)

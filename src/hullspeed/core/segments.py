@@ -87,6 +87,8 @@ class SegmentTree:
         self._pages = pages
         self._states = states
         self._stateful = states.size > 0
+        # Freeing a state makes room for pages where both come out of the same bytes.
+        self._shares_bytes = self._stateful and pages.budget is not None
         self._policy = policy
         self._page_bytes = page_bytes
         self._state_bytes = state_bytes
@@ -261,33 +263,45 @@ class SegmentTree:
 
     def evict(self, n_pages: int) -> int:
         """Free pages, least valuable first; see :class:`PrefixCache`."""
-        freed = 0
-        while freed < n_pages:
+        before = self._pages.n_free
+        while (freed := self._pages.n_free - before) < n_pages:
+            if self._shares_bytes:
+                if not self._evict_least():
+                    break
+                continue
             leaf = self._leaves.pop()
             if leaf is None:
                 break
-            freed += self._drop(leaf) if self._stateful else self._cut(leaf, n_pages - freed)
-        return freed
+            if self._stateful:
+                self._drop(leaf)
+            else:
+                self._cut(leaf, n_pages - freed)
+        return self._pages.n_free - before
 
     def evict_states(self, n_slots: int) -> int:
         """Free state slots, least valuable first; see :class:`PrefixCache`."""
         before = self._states.n_free
-        while self._states.n_free - before < n_slots:
-            interior, leaf = self._interior.pop(), self._leaves.pop()
-            if leaf is None and interior is None:
-                break
-            if interior is None or (leaf is not None and self._goes_first(leaf, interior)):
-                victim, other = leaf, interior
-            else:
-                victim, other = interior, leaf
-            if other is not None:
-                self._offer(other)
-            if victim is not None and victim.children:
-                self._free_state(victim)
-                self._melt(victim)
-            elif victim is not None:
-                self._drop(victim)
+        while self._states.n_free - before < n_slots and self._evict_least():
+            pass
         return self._states.n_free - before
+
+    def _evict_least(self) -> bool:
+        """Drop the leaf or free the interior state that is worth least; False if there is none."""
+        interior, leaf = self._interior.pop(), self._leaves.pop()
+        if interior is None or (leaf is not None and self._goes_first(leaf, interior)):
+            victim, other = leaf, interior
+        else:
+            victim, other = interior, leaf
+        if other is not None:
+            self._offer(other)
+        if victim is None:
+            return False
+        if victim.children:
+            self._free_state(victim)
+            self._melt(victim)
+        else:
+            self._drop(victim)
+        return True
 
     def _goes_first(self, leaf: Node, interior: Node) -> bool:
         leaf_key, interior_key = self._leaf_key(leaf), self._interior_key(interior)

@@ -1,0 +1,217 @@
+"""Player: a workload on the twin's scheduler, on a virtual clock, with steps that cost seconds.
+
+Nothing here decides anything: the scheduler plans each step as the engine's would, and the cost
+model says how long it takes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from hullspeed.core.request import Request, Sequence
+from hullspeed.core.sampling import SamplingParams
+from hullspeed.core.step import StepResult
+from hullspeed.errors import CapacityError, EngineError
+from hullspeed.perf.work import Shape, StepSeconds
+from hullspeed.twin.engine import EngineModel
+from hullspeed.twin.played import Moment, Played, Served
+from hullspeed.twin.scheduler import LazyStep, TwinScheduler
+from hullspeed.twin.timing import StepTimer
+from hullspeed.twin.workload import Session, Turn, Workload
+
+_SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
+_RESULT = StepResult([])
+_MOMENTS = 256
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One request under way, and what its session does next."""
+
+    turn: Turn
+    session: Session
+    next_turn: int
+    sent_s: float
+    sequence: Sequence | None = None
+
+
+class Player:
+    """One workload on one engine; :meth:`play` plays it to its end.
+
+    Args:
+        paranoid: Check every invariant after every step.
+    """
+
+    def __init__(
+        self, engine: EngineModel, cost: StepSeconds, workload: Workload, *, paranoid: bool = False
+    ) -> None:
+        self._engine = engine
+        self._timer = StepTimer(cost, engine.stream_token_s)
+        self._workload = workload
+        self._paranoid = paranoid
+        self._scheduler = engine.scheduler()
+        self._now_s = 0.0
+        self._busy_s = 0.0
+        self._n_sent = 0
+        self._flights: dict[int, _Flight] = {}
+        self._arrivals: list[tuple[float, int]] = []
+        self._queue: deque[Session] = deque()
+        self._served: list[Served] = []
+        self._refused = 0
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._timeline = _Timeline()
+
+    def play(self) -> Played:
+        """Play the workload."""
+        if self._workload.concurrency:
+            self._queue.extend(self._workload.sessions)
+            for _ in range(self._workload.concurrency):
+                self._start_next()
+        else:
+            for session in self._workload.sessions:
+                self._send(session, 0, session.at_s)
+        scheduler = self._scheduler
+        while self._arrivals or scheduler.has_work:
+            if not scheduler.has_work:
+                self._now_s = max(self._now_s, self._arrivals[0][0])
+            while self._arrivals and self._arrivals[0][0] <= self._now_s:
+                self._add(heapq.heappop(self._arrivals)[1])
+            if scheduler.has_work:
+                self._step()
+        first_s = self._first_s or 0.0
+        return Played(
+            served=tuple(self._served),
+            refused=self._refused,
+            duration_s=max(self._last_s - first_s, 0.0),
+            busy_s=self._busy_s,
+            steps=scheduler.counters.steps,
+            preemptions=scheduler.counters.preemptions,
+            n_pages=scheduler.pages.size,
+            timeline=tuple(self._timeline.moments),
+        )
+
+    def _step(self) -> None:
+        scheduler = self._scheduler
+        step = scheduler.schedule(self._now_s)
+        if not step:
+            raise EngineError("the scheduler has work and plans no step")
+        seconds = self._step_s(step)
+        self._busy_s += seconds
+        self._now_s += seconds
+        for output in scheduler.commit(step, _RESULT, self._now_s):
+            if output.finish is not None:
+                self._finish(output.sequence)
+        if self._now_s >= self._timeline.next_s:
+            self._timeline.note(self._now_s, scheduler)
+        if self._paranoid:
+            scheduler.check_integrity()
+
+    def _step_s(self, step: LazyStep) -> float:
+        n, context = step.n_lazy, step.lazy_context_tokens
+        chunks = []
+        for span in step.spans:
+            if span.length == 1 and span.sample:
+                n, context = n + 1, context + span.start
+            else:
+                chunks.append(Shape(span.length, span.start, span.sample))
+        return self._timer.seconds(n, context, chunks)
+
+    # -- requests come and go ------------------------------------------------------------------
+
+    def _start_next(self) -> None:
+        if self._queue:
+            self._send(self._queue.popleft(), 0, self._now_s)
+
+    def _send(self, session: Session, index: int, at_s: float) -> None:
+        if index >= len(session.turns):
+            if self._workload.concurrency:
+                self._start_next()
+            return
+        turn = session.turns[index]
+        sent_s = at_s + turn.wait_s
+        self._n_sent += 1
+        self._flights[self._n_sent] = _Flight(turn, session, index + 1, sent_s)
+        heapq.heappush(self._arrivals, (sent_s + self._engine.request_s, self._n_sent))
+
+    def _add(self, request_id: int) -> None:
+        flight = self._flights[request_id]
+        turn = flight.turn
+        prompt = turn.tokens()
+        request = Request(
+            id=request_id,
+            prompt=tuple(prompt),
+            sampling=_SAMPLING,
+            max_tokens=turn.osl_tokens,
+            arrival_s=self._now_s,
+            checkpoints=turn.checkpoints,
+        )
+        self._scheduler.filler[request_id] = turn.answer
+        if turn.measured and self._first_s is None:
+            self._first_s = flight.sent_s
+        try:
+            if len(prompt) + turn.osl_tokens > self._engine.max_context_tokens:
+                raise CapacityError("longer than the engine's context", seen=len(prompt))
+            flight.sequence = self._scheduler.add(request)
+        except CapacityError:
+            # The engine answers with an error; the session ends there.
+            self._refused += 1
+            del self._flights[request_id]
+            self._start_next()
+
+    def _finish(self, sequence: Sequence) -> None:
+        flight = self._flights.pop(sequence.id)
+        del self._scheduler.filler[sequence.id]
+        times = self._scheduler.token_times(sequence.id)
+        if flight.turn.measured:
+            self._last_s = self._now_s
+            self._served.append(
+                Served(
+                    sent_s=flight.sent_s,
+                    token_s=np.array(times),
+                    prompt_tokens=sequence.prompt_tokens,
+                    cached_tokens=sequence.cached_tokens or 0,
+                    preemptions=sequence.preemptions,
+                )
+            )
+        self._send(flight.session, flight.next_turn, self._now_s)
+
+
+class _Timeline:
+    """At most :data:`_MOMENTS` moments, evenly spaced over however long it takes: when they are
+    full every other one is dropped and the spacing doubled.
+    """
+
+    def __init__(self) -> None:
+        self.moments: list[Moment] = []
+        self.next_s = 0.0
+        self._every_s = 0.05
+
+    def note(self, now_s: float, scheduler: TwinScheduler) -> None:
+        pages = scheduler.pages
+        held = sum(len(s.pages) for s in scheduler.running)
+        used = pages.size - pages.n_free
+        self.moments.append(
+            Moment(
+                now_s,
+                len(scheduler.running),
+                len(scheduler.waiting),
+                min(held, used),
+                max(0, used - held),
+            )
+        )
+        if len(self.moments) > _MOMENTS:
+            del self.moments[1::2]
+            self._every_s *= 2
+        self.next_s = now_s + self._every_s
+
+
+def play(
+    engine: EngineModel, cost: StepSeconds, workload: Workload, *, paranoid: bool = False
+) -> Played:
+    """Play ``workload`` on ``engine``; ``paranoid`` checks every invariant after every step."""
+    return Player(engine, cost, workload, paranoid=paranoid).play()
