@@ -12,7 +12,7 @@ but no bar is judged by them.
 
 Exit code: 0 when all bars measured are held, else 1.
 
-Sizes: 0.3 GB for the peer, 1.6 GB and more for the exporter, 1.1 GB for checkpoint and IR.
+Sizes: 0.3 GB for the peer, 1.6 GB for the exporter, 1.1 GB for checkpoint and IR.
 """
 
 from __future__ import annotations
@@ -175,6 +175,8 @@ def _environment(folder: Path, *packages: str) -> None:
     if TORCH in packages:  # first, without what a CUDA build would pull in
         _call(*pip, "--no-deps", "--retries", "1", "--extra-index-url", TORCH_INDEX, TORCH)
     _call(*pip, *packages)
+    if TORCH in packages:  # PyPI's torchvision is for CUDA and breaks beside a CPU torch
+        _call(str(folder / "bin" / "pip"), "uninstall", "--quiet", "--yes", "torchvision")
     complete.touch()
 
 

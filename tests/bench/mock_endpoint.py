@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+_CHANNELS = ("content", "reasoning_content")
 
 
 @dataclass
@@ -57,6 +60,7 @@ class MockEndpoint:
     url: str = ""
     prompts: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    sent_s: list[list[float]] = field(default_factory=list)
     in_flight_max: int = 0
     _in_flight: int = 0
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
@@ -109,6 +113,8 @@ class MockEndpoint:
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         self.prompts.append(prompt)
         self.bodies.append(body)
+        sent_s: list[float] = []
+        self.sent_s.append(sent_s)
         bad = truth.end if len(self.prompts) % truth.bad_every == 0 else "good"
         if bad == "http_500":
             _reply(writer, 500, {"error": {"message": "planted"}})
@@ -133,8 +139,20 @@ class MockEndpoint:
             if event == "cut":
                 writer.transport.abort()
                 return
+            if isinstance(event, dict) and _carries_tokens(event):
+                sent_s.append(time.perf_counter() - start_s)
             await self._write(writer, event)
         writer.write(b"0\r\n\r\n")
+
+    def ttft_s(self, token: int = 0) -> float:
+        """Median time at which an event of the measured requests really left (warm-up aside)."""
+        return statistics.median(times_s[token] for times_s in self.sent_s[1:])
+
+    def gap_s(self) -> float:
+        """Mean time between events really sent."""
+        return statistics.mean(
+            (times_s[-1] - times_s[0]) / (len(times_s) - 1) for times_s in self.sent_s[1:]
+        )
 
     async def _until_unstalled(self) -> None:
         if self.truth.stall:
@@ -223,6 +241,13 @@ def _count(prompt: str) -> int:
 
 def _choice(delta: dict[str, Any]) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+
+def _carries_tokens(event: dict[str, Any]) -> bool:
+    return any(
+        choice.get("text") or any(choice.get("delta", {}).get(name) for name in _CHANNELS)
+        for choice in event.get("choices", ())
+    )
 
 
 def _text(text: str) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from hullspeed.bench import BenchSpec, Cell, Objective, Verdict, run
 
 from .mock_endpoint import MockEndpoint, Truth, mock_endpoint
 
+NEAR_S = 0.04  # the mock shares the test's event loop, on a machine that may be busy
+
 
 async def measure(truth: Truth, **spec: Any) -> tuple[Cell, MockEndpoint]:
     async with mock_endpoint(truth) as mock:
@@ -24,12 +26,12 @@ async def measure(truth: Truth, **spec: Any) -> tuple[Cell, MockEndpoint]:
 
 
 async def test_the_measured_latencies_are_the_schedule() -> None:
-    cell, _ = await measure(Truth(ttft_s=0.1, itl_s=0.01), osl_tokens=30)
+    cell, mock = await measure(Truth(ttft_s=0.1, itl_s=0.01), osl_tokens=30)
     assert cell.ok == cell.requests == 8
-    assert cell.ttft_s.p50 == pytest.approx(0.1, abs=0.03)
-    assert cell.itl_s.mean == pytest.approx(0.01, rel=0.25)
-    assert cell.tpot_s.p50 == pytest.approx(0.01, rel=0.25)
-    assert cell.e2e_s.p50 == pytest.approx(0.1 + 29 * 0.01, rel=0.25)
+    assert cell.ttft_s.p50 == pytest.approx(mock.ttft_s(), abs=NEAR_S)
+    assert cell.itl_s.mean == pytest.approx(mock.gap_s(), rel=0.05)
+    assert cell.tpot_s.mean == pytest.approx(mock.gap_s(), rel=0.05)
+    assert cell.e2e_s.p50 == pytest.approx(mock.ttft_s(token=-1), abs=NEAR_S)
     assert cell.output_tok_s == pytest.approx(8 * 30 / cell.duration_s, rel=1e-6)
 
 
@@ -74,23 +76,23 @@ async def test_b02_asked_and_achieved_rate_are_both_stated() -> None:
 async def test_b03_the_first_token_is_no_inter_token_latency() -> None:
     cell, _ = await measure(Truth(ttft_s=0.3, itl_s=0.005))
     assert cell.itl_s.count == 8 * 19
-    assert cell.itl_s.max < 0.15
+    assert cell.itl_s.p90 < 0.15
 
 
 @pytest.mark.parametrize("running_usage", [False, True])
 async def test_b04_itl_weighs_tokens_not_chunks(running_usage: bool) -> None:
     truth = Truth(itl_s=0.01, tokens_per_chunk=4, running_usage=running_usage)
-    cell, _ = await measure(truth, osl_tokens=40)
-    assert cell.itl_s.mean == pytest.approx(0.01, rel=0.25)
-    assert cell.chunk_gap_s.mean == pytest.approx(0.04, rel=0.25)
+    cell, mock = await measure(truth, osl_tokens=40)
+    assert cell.itl_s.mean == pytest.approx(mock.gap_s() / 4, rel=0.05)
+    assert cell.chunk_gap_s.mean == pytest.approx(mock.gap_s(), rel=0.05)
     assert cell.itl_s.count == 8 * 36
     assert cell.trust.token_counts == {"usage" if running_usage else "length": 8}
 
 
 async def test_b05_reasoning_counts_and_the_answer_is_timed_apart() -> None:
-    cell, _ = await measure(Truth(ttft_s=0.05, itl_s=0.01, reasoning_tokens=10), api="chat")
-    assert cell.ttft_s.p50 == pytest.approx(0.05, abs=0.03)
-    assert cell.ttfot_s.p50 == pytest.approx(0.15, abs=0.04)
+    cell, mock = await measure(Truth(ttft_s=0.05, itl_s=0.02, reasoning_tokens=10), api="chat")
+    assert cell.ttft_s.p50 == pytest.approx(mock.ttft_s(), abs=NEAR_S)
+    assert cell.ttfot_s.p50 == pytest.approx(mock.ttft_s(token=10), abs=NEAR_S)
 
 
 async def test_b06_no_latency_without_both_stamps() -> None:
@@ -130,8 +132,9 @@ async def test_b08_failures_do_not_count_as_received_tokens() -> None:
 
 
 async def test_b09_a_role_is_no_token() -> None:
-    cell, _ = await measure(Truth(ttft_s=0.1, early_role_s=0.005), api="chat")
-    assert cell.ttft_s.p50 == pytest.approx(0.1, abs=0.03)
+    cell, mock = await measure(Truth(ttft_s=0.2, early_role_s=0.005), api="chat")
+    assert cell.ttft_s.p50 >= 0.2
+    assert cell.ttft_s.p50 == pytest.approx(mock.ttft_s(), abs=NEAR_S)
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
@@ -161,7 +164,7 @@ async def test_b11_steady_throughput_stays_below_the_ceiling() -> None:
     )
     assert cell.steady_output_tok_s is not None
     assert cell.steady_output_tok_s <= 8 / 0.01
-    assert cell.steady_output_tok_s == pytest.approx(8 * 10 / (0.05 + 0.09), rel=0.25)
+    assert cell.steady_output_tok_s <= 1.02 * 8 * 10 / (0.05 + 0.09)
 
 
 async def test_b12_the_open_loop_sees_a_stall() -> None:
@@ -173,15 +176,15 @@ async def test_b12_the_open_loop_sees_a_stall() -> None:
 
 
 async def test_b13_a_freeze_fails_the_token_deadlines() -> None:
-    objective = Objective(ttft_s=0.2, tpot_s=0.02)
-    truth = Truth(itl_s=0.002, freeze=(10, 0.6))
+    objective = Objective(ttft_s=0.5, tpot_s=0.03)
+    truth = Truth(itl_s=0.002, freeze=(10, 0.9))
     cell, _ = await measure(truth, osl_tokens=60, objective=objective)
     assert cell.goodput is not None
     assert cell.goodput.share_by_means == 1.0
     assert cell.goodput.share == 0.0
     assert not cell.goodput.held
-    assert cell.max_gap_s.p50 == pytest.approx(0.6, rel=0.25)
-    assert cell.trust.longest_silence_s == pytest.approx(0.6, rel=0.25)
+    assert 0.85 < cell.max_gap_s.p50 < 1.5
+    assert 0.8 < cell.trust.longest_silence_s < 1.5
 
 
 async def test_b14_lengths_are_asked_for_exactly_and_checked() -> None:
