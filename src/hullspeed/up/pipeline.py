@@ -154,7 +154,7 @@ class _Run:
             command += ["--threads", str(config.threads)]
         self._watcher.line("timing this machine's kernels; the first time they are compiled too")
         done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-        measured = self._load_ceilings()
+        measured = load_ceilings(self._machine)
         if done.returncode not in (0, 1) or measured is None:
             raise EngineError(
                 "this machine could not be calibrated",
@@ -168,7 +168,8 @@ class _Run:
         kept = load_ceilings(self._machine)
         if kept is None or config.weight_dtype not in kept.linear_flops_per_s:
             return None
-        return kept if kept.threads == (config.threads or self._machine.cores) else None
+        threads = config.threads or self._machine.cores
+        return kept if kept.quiet and kept.threads == threads else None
 
     def _preflight(self, plan: Plan) -> list[Finding]:
         config = self._spec.engine
