@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -365,11 +366,15 @@ def main() -> int:
         "--precision", choices=("f32", "native"), default="f32",
         help="the peer's: f32, or what it picks for this CPU (bf16 where there is AVX512-BF16)",
     )  # fmt: skip
-    parser.add_argument("--serve", nargs="*", default=[], help="more flags for hullspeed serve")
+    parser.add_argument(
+        "--serve", default="", help='more flags for hullspeed serve: --serve="--threads 1"'
+    )
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
     args = parser.parse_args()
     chosen = [
-        s for s in sides(prepare(), args.precision, args.serve) if args.side in (None, s.name)
+        s
+        for s in sides(prepare(), args.precision, shlex.split(args.serve))
+        if args.side in (None, s.name)
     ]
     measured: list[Measured] = []
     for n in range(args.rounds):
