@@ -40,6 +40,7 @@ class Node:
         "parent",
         "start",
         "state_slot",
+        "superseded",
         "tokens",
     )
 
@@ -52,6 +53,7 @@ class Node:
         self.pages = pages
         self.children: dict[int, Node] = {}
         self.state_slot: int | None = None
+        self.superseded = False
         self.locks = 0
         self.last_used_s = now_s
 
@@ -113,6 +115,7 @@ class SegmentTree:
             depth = path[-1].end if path else 0
         if not path:
             return match
+        path[-1].superseded = False
         match.n_tokens = depth
         match.pages = self._table(path, depth)
         match.shared_pages = depth // self._pages.page_tokens
@@ -182,6 +185,8 @@ class SegmentTree:
         for seen in (*path[:-1], node):
             seen.last_used_s = max(seen.last_used_s, now_s)
         self._attach_state(node, state_slot)
+        if self._stateful:
+            self._supersede(sequence)
         self.version += 1
         self._offer(node)
         return node
@@ -228,6 +233,20 @@ class SegmentTree:
         upper.children[node.tokens[0]] = node
         return upper
 
+    def _supersede(self, sequence: Sequence) -> None:
+        """The state that a conversation's turn started from is of little use once the turn's own
+        end is saved: the next turn starts there. Unless others branch off at the place, or the
+        request names it as worth a checkpoint, its state may go first.
+        """
+        start = sequence.node
+        if (
+            start is not None
+            and start.end == sequence.cached_tokens
+            and len(start.children) == 1
+            and start.end not in sequence.request.checkpoints
+        ):
+            start.superseded = True
+
     def _attach_state(self, node: Node, state_slot: int | None) -> None:
         if state_slot is None:
             return
@@ -252,6 +271,8 @@ class SegmentTree:
     def _interior_key(self, node: Node) -> float | None:
         if not node.children or node.locks or node.state_slot is None:
             return None
+        if node.superseded and len(node.children) == 1:
+            return self._policy.key(node.end, 0, self._state_bytes, node.last_used_s)
         # Losing the state costs the tokens back to the state above.
         start = _state_above(node)
         return self._policy.key(start, node.end - start, self._state_bytes, node.last_used_s)
