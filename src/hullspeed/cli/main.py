@@ -23,6 +23,7 @@ COMMANDS = {
     "explain-log": "What a vLLM or SGLang start-up log means, and what it leaves out.",
     "calibrate": "Measure this machine's ceilings, for plan and up.",
     "pull": "Fetch a model's files, check them and keep them.",
+    "quantize": "Make an FP8, INT8 or INT4 checkpoint from a 16-bit one.",
 }
 
 ENGINE_PACKAGES = {"torch", "numba", "tokenizers", "jinja2", "starlette", "uvicorn"}
@@ -35,8 +36,11 @@ Exit codes: 0 fine, 1 a finding or a missed objective, 2 usage, 3 broken environ
 """
 
 
-def build_app() -> App:
-    """The application; a subcommand's module is imported when it runs."""
+def build_app(chosen: str = "") -> App:
+    """The application; a subcommand's module is imported when it runs.
+
+    ``chosen`` is the subcommand about to run: its help is its own, not the line in the list.
+    """
     app = App(
         name="hullspeed",
         help="Will this workload run well on this serving system?",
@@ -51,7 +55,8 @@ def build_app() -> App:
     )
     for name, text in COMMANDS.items():
         module = name.replace("-", "_")
-        app.command(f"hullspeed.cli.{module}:{module}", name=name, help=text)
+        line = {} if name == chosen else {"help": text}
+        app.command(f"hullspeed.cli.{module}:{module}", name=name, **line)
     return app
 
 
@@ -59,7 +64,9 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command; returns its exit code."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        result = build_app()(list(arguments), exit_on_error=False, print_error=False)
+        result = build_app(next(iter(arguments), ""))(
+            list(arguments), exit_on_error=False, print_error=False
+        )
     except CycloptsError as error:
         errors.print(f"[bold red]error:[/] {_escape(str(error).strip())}")
         return 2

