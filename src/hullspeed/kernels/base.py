@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,17 +58,65 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads of a layer. ``window_tokens`` 0 sees the whole context."""
+    """Heads of a layer. ``window_tokens`` 0 sees the whole context; ``query_scale`` 0 multiplies
+    scores by 1 / sqrt(D).
+    """
 
     q_heads: int
     kv_heads: int
     head_dim: int
     window_tokens: int = 0
+    query_scale: float = 0.0
 
     @property
     def scale(self) -> float:
-        """1 / sqrt(D)."""
-        return float(self.head_dim**-0.5)
+        """Factor of the scores."""
+        return self.query_scale or float(self.head_dim**-0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """Heads of a gated delta rule layer; value head v uses key head ``v * k_heads // v_heads``."""
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    taps: int
+
+    @property
+    def channels(self) -> int:
+        """C, the width of the convolution: queries, keys and values."""
+        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """What one recurrent layer remembers of sequences, slot by slot, float32.
+
+    Attributes:
+        recurrent: ``[n_slots, v_heads, k_dim, v_dim]``.
+        inputs: ``[n_slots, taps - 1, C]``: the convolution's last inputs, oldest first.
+    """
+
+    recurrent: Tensor
+    inputs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaGates:
+    """Learned parameters of the decay, float32 ``[v_heads]`` each: a token's state decays by
+    ``exp(-rate * softplus(a + bias))``.
+    """
+
+    rate: Tensor
+    bias: Tensor
+
+
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+"""``silu(gate) * up``; ``gelu(gate) * up`` in the tanh form (Gemma); or, with both clamped,
+``gate * sigmoid(1.702 * gate) * (up + 1)`` (gpt-oss)."""
+SWIGLU_ALPHA = 1.702
 
 
 class Linear(Protocol):
@@ -76,6 +124,16 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[T, in]`` to ``[T, out]``."""
+        ...
+
+
+class Experts(Protocol):
+    """Packed experts of one layer."""
+
+    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """Each token through the experts ``chosen`` int64 ``[T, k]`` (no expert twice in a row),
+        summed with ``shares`` ``[T, k]``: ``[T, H]`` to ``[T, H]``.
+        """
         ...
 
 
@@ -141,17 +199,82 @@ class Kernels(Protocol[P]):
         norms: HeadNorms | None,
         kv: KvPages,
     ) -> Tensor:
-        """Split ``qkv`` ``[T, (Q + 2G) * D]`` (queries, keys, values), norm and rotate queries and
-        keys, write keys and values to their pages. Returns the queries ``[T, Q, D]``.
+        """Split ``qkv`` ``[T, >= (Q + 2G) * D]`` (queries, keys, values; what follows is left
+        alone), norm and rotate queries and keys, write keys and values to their pages. Returns the
+        queries ``[T, Q, D]``.
         """
         ...
 
-    def attend(self, q: Tensor, plan: P, shape: AttentionShape, kv: KvPages) -> Tensor:
-        """Each query over keys ``0 ..`` its own position of its span's pages: ``[T, Q * D]``."""
+    def attend(
+        self,
+        q: Tensor,
+        plan: P,
+        shape: AttentionShape,
+        kv: KvPages,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Each query over keys ``0 ..`` its own position of its span's pages: ``[T, Q * D]``.
+
+        ``sinks`` ``[Q]`` are scores of a key without a value, one for each head.
+        """
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """``silu(gate) * up`` of ``[T, 2I]`` (gate first): ``[T, I]``."""
+    def sigmoid_mul(self, x: Tensor, gate: Tensor, offset: int) -> Tensor:
+        """``x * sigmoid(gate[:, offset : offset + N])`` for ``x`` ``[T, N]``, in place."""
+        ...
+
+    def activate(self, gate_up: Tensor, activation: Activation, limit: float = 0.0) -> Tensor:
+        """Gate ``[T, 2I]`` (gate first): ``[T, I]``. ``limit`` is that of ``clamped_swiglu``."""
+        ...
+
+    def experts(
+        self, gate_up: Sequence[Linear], down: Sequence[Linear], activation: Activation,
+        limit: float = 0.0,
+    ) -> Experts:  # fmt: skip
+        """Experts made of packed linears, one pair for each."""
+        ...
+
+    def allocate_states(self, shape: DeltaShape, n_slots: int) -> StateSlots:
+        """Slots of one layer; memory is touched when first written."""
+        ...
+
+    def convolve(self, x: Tensor, plan: P, weight: Tensor, states: StateSlots) -> Tensor:
+        """Causal convolution of each span's channels with ``weight`` ``[taps, C]`` (oldest first),
+        through SiLU: ``[T, >= C]`` to ``[T, C]``. A span starts from the inputs in its read slot
+        (-1: zeros) and leaves its last ones in its write slot.
+        """
+        ...
+
+    def delta_scan(
+        self,
+        qkv: Tensor,
+        ba: Tensor,
+        plan: P,
+        shape: DeltaShape,
+        gates: DeltaGates,
+        states: StateSlots,
+    ) -> Tensor:
+        """Gated delta rule over each span: ``[T, C]`` to ``[T, v_heads * v_dim]``.
+
+        Queries and keys are normed first (``qkv`` may be overwritten); ``ba`` ``[T, 2 * v_heads]``
+        holds b, then a. A span starts from the state in its read slot (-1: zeros) and leaves its
+        last one in its write slot. A result depends neither on other spans nor on how a sequence
+        was cut into spans.
+        """
+        ...
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, offset: int, weight: Tensor, eps: float
+    ) -> Tensor:
+        """RMS norm of each head (``weight`` ``[v_dim]``) of ``x`` ``[T, N]``, times
+        ``silu(gate[:, offset : offset + N])``, in place.
+        """
+        ...
+
+    def copy_states(
+        self, layers: Sequence[StateSlots], sources: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        """Copy slot ``sources[i]`` to ``targets[i]`` in every layer, in order."""
         ...
 
     def copy_pages(

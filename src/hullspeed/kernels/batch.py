@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +18,16 @@ class SpanInput(NamedTuple):
     Attributes:
         pages: The sequence's pages in order; they cover position ``start + len(tokens) - 1``.
         sample: Give the logits of the last token.
+        read_slot: State to start from; -1: none yet.
+        write_slot: Where the state after the span goes; -1 for models without.
     """
 
     tokens: Sequence[int]
     start: int
     pages: Sequence[int]
     sample: bool
+    read_slot: int = -1
+    write_slot: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class Batch:
         page_table: int32 ``[S, P]``: page ``page_table[s, p]`` holds positions
             ``p * page_tokens ..`` of span s; the tail of a row is padding.
         logits_rows: int64 ``[R]``: rows whose logits are wanted, ascending.
+        read_slots: int32 ``[S]``: state that each span starts from, -1 for none yet.
+        write_slots: int32 ``[S]``: where its last state goes; each its own.
     """
 
     tokens: NDArray[np.int64]
@@ -44,6 +50,8 @@ class Batch:
     span_starts: NDArray[np.int32]
     page_table: NDArray[np.int32]
     logits_rows: NDArray[np.int64]
+    read_slots: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    write_slots: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
     @classmethod
     def of(cls, spans: Sequence[SpanInput]) -> Batch:
@@ -66,13 +74,25 @@ class Batch:
             span_starts=starts,
             page_table=table,
             logits_rows=np.asarray(rows, np.int64),
+            read_slots=np.asarray([span.read_slot for span in spans], np.int32),
+            write_slots=np.asarray([span.write_slot for span in spans], np.int32),
         )
 
-    def check(self, *, vocab: int, n_pages: int, page_tokens: int, context_tokens: int) -> None:
+    def check(
+        self,
+        *,
+        vocab: int,
+        n_pages: int,
+        page_tokens: int,
+        context_tokens: int,
+        n_state_slots: int | None = None,
+    ) -> None:
         """Kernels index memory with these numbers unchecked, so they are checked here.
 
+        ``n_state_slots`` is ``None`` for a model without recurrent state.
+
         Raises:
-            EngineError: if a token, page, position, span or row is out of bounds.
+            EngineError: if a token, page, position, span, slot or row is out of bounds.
         """
         n_tokens = len(self.tokens)
         starts = self.span_starts
@@ -91,6 +111,22 @@ class Batch:
             raise _bad("a position lies beyond the page table", int(last.max()))
         used = np.arange(self.page_table.shape[1]) <= (last // page_tokens)[:, None]
         _within("page", self.page_table[used], n_pages)
+        if n_state_slots is not None:
+            self._check_slots(len(lengths), n_state_slots)
+
+    def _check_slots(self, n_spans: int, n_slots: int) -> None:
+        """A slot is written by one span; one that is written is read by no other."""
+        read, write = self.read_slots, self.write_slots
+        if len(read) != n_spans or len(write) != n_spans:
+            raise _bad("spans without state slots", (len(read), len(write)))
+        _within("state slot to write", write, n_slots)
+        _within("state slot to read", read[read != -1], n_slots)
+        if len(np.unique(write)) < n_spans:
+            raise _bad("two spans write one state slot", write.tolist())
+        if np.isin(read[read != write], write).any():
+            raise _bad("a span reads a state that another writes", (read.tolist(), write.tolist()))
+        if (self.positions[self.span_starts[:-1]][read == -1] != 0).any():
+            raise _bad("a span continues a sequence without its state", read.tolist())
 
 
 def _within(what: str, values: NDArray[np.integer], bound: int) -> None:

@@ -12,14 +12,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from hullspeed.kernels import ref_delta
 from hullspeed.kernels.base import (
+    SWIGLU_ALPHA,
+    Activation,
     AttentionShape,
+    DeltaGates,
+    DeltaShape,
+    Experts,
     HeadNorms,
     KvPages,
     Linear,
     RotaryTable,
+    StateSlots,
 )
 from hullspeed.kernels.batch import Batch
+from hullspeed.kernels.expert_loop import ExpertLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,8 @@ class RefKernels:
         kv: KvPages,
     ) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
-        heads = qkv.view(len(qkv), -1, shape.head_dim)
+        width = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim
+        heads = qkv[:, :width].reshape(len(qkv), -1, shape.head_dim)
         q, k, v = torch.split(heads, [shape.q_heads, shape.kv_heads, shape.kv_heads], dim=1)
         if norms is not None:
             q = F.rms_norm(q, (shape.head_dim,), norms.q_weight, norms.eps)
@@ -98,7 +107,14 @@ class RefKernels:
             kv.values[page, :, at % kv.page_tokens] = v[rows]
         return q.contiguous()
 
-    def attend(self, q: Tensor, plan: RefPlan, shape: AttentionShape, kv: KvPages) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        plan: RefPlan,
+        shape: AttentionShape,
+        kv: KvPages,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
         out = torch.empty_like(q)
         starts = plan.batch.span_starts
@@ -113,16 +129,77 @@ class RefKernels:
             seen = torch.arange(context)[None] <= at[:, None]
             if shape.window_tokens:
                 seen &= torch.arange(context)[None] > at[:, None] - shape.window_tokens
-            mixed = F.scaled_dot_product_attention(
-                q[rows].transpose(0, 1), k, v, attn_mask=seen, scale=shape.scale, enable_gqa=True
-            )
-            out[rows] = mixed.transpose(0, 1)
+            group = shape.q_heads // shape.kv_heads
+            k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+            scores = q[rows].transpose(0, 1) @ k.mT * shape.scale
+            scores = scores.masked_fill(~seen, -torch.inf)
+            if sinks is not None:
+                extra = sinks[:, None, None].expand(-1, scores.shape[1], 1)
+                scores = torch.cat([scores, extra], dim=-1)
+            weights = scores.softmax(-1)[..., :context]
+            out[rows] = (weights @ v).transpose(0, 1)
         return out.flatten(1)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def sigmoid_mul(self, x: Tensor, gate: Tensor, offset: int) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        x *= gate[:, offset : offset + x.shape[1]].sigmoid()
+        return x
+
+    def activate(self, gate_up: Tensor, activation: Activation, limit: float = 0.0) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        if activation == "silu":
+            return F.silu(gate) * up
+        if activation == "gelu_tanh":
+            return F.gelu(gate, approximate="tanh") * up
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate * (SWIGLU_ALPHA * gate).sigmoid() * (up + 1)
+
+    def experts(
+        self, gate_up: Sequence[Linear], down: Sequence[Linear], activation: Activation,
+        limit: float = 0.0,
+    ) -> Experts:  # fmt: skip
+        """One after the other."""
+        return ExpertLoop(gate_up, down, lambda x: self.activate(x, activation, limit))
+
+    def allocate_states(self, shape: DeltaShape, n_slots: int) -> StateSlots:
+        """Zeros."""
+        recurrent = torch.zeros(n_slots, shape.v_heads, shape.k_dim, shape.v_dim)
+        return StateSlots(recurrent, torch.zeros(n_slots, shape.taps - 1, shape.channels))
+
+    def convolve(self, x: Tensor, plan: RefPlan, weight: Tensor, states: StateSlots) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        return ref_delta.convolve(x, plan.batch, weight, states)
+
+    def delta_scan(
+        self,
+        qkv: Tensor,
+        ba: Tensor,
+        plan: RefPlan,
+        shape: DeltaShape,
+        gates: DeltaGates,
+        states: StateSlots,
+    ) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        return ref_delta.scan(qkv, ba, plan.batch, shape, gates, states)
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, offset: int, weight: Tensor, eps: float
+    ) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        heads = x.view(len(x), -1, len(weight))
+        normed = F.rms_norm(heads, weight.shape, weight, eps).flatten(1)
+        x.copy_(normed * F.silu(gate[:, offset : offset + x.shape[1]]))
+        return x
+
+    def copy_states(
+        self, layers: Sequence[StateSlots], sources: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        for layer in layers:
+            for source, target in zip(sources, targets, strict=True):
+                layer.recurrent[target] = layer.recurrent[source]
+                layer.inputs[target] = layer.inputs[source]
 
     def copy_pages(
         self, layers: Sequence[KvPages], sources: Sequence[int], targets: Sequence[int]

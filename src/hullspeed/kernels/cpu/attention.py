@@ -25,25 +25,26 @@ Ints = NDArray[np.int32]
 @kernel(parallel=True)
 def attend_parallel(
     q: Floats, out: Floats, keys: Floats, values: Floats, positions: Ints, page_table: Ints,
-    items: Ints, buckets: Ints, scale: np.float32, window: int,
+    items: Ints, buckets: Ints, scale: np.float32, window: int, sinks: Floats,
 ) -> None:  # fmt: skip
     """One thread for each bucket of items; arguments as :func:`attend`."""
     for b in numba.prange(len(buckets) - 1):
         attend(
             q, out, keys, values, positions, page_table, items, buckets[b], buckets[b + 1],
-            scale, window,
+            scale, window, sinks,
         )  # fmt: skip
 
 
 @kernel()
 def attend(
     q: Floats, out: Floats, keys: Floats, values: Floats, positions: Ints, page_table: Ints,
-    items: Ints, first: int, last: int, scale: np.float32, window: int,
+    items: Ints, first: int, last: int, scale: np.float32, window: int, sinks: Floats,
 ) -> None:  # fmt: skip
     """Items ``first .. last``, each a row (span, kv head, first token, tokens) of ``items``.
 
     ``q`` and ``out`` are ``[T, Q, D]``, ``keys`` ``[n_pages, G, D, P]``, ``values``
-    ``[n_pages, G, P, D]``; ``window`` is how many keys a query sees, 0 for all.
+    ``[n_pages, G, P, D]``; ``window`` is how many keys a query sees, 0 for all; ``sinks`` are the
+    heads' scores of a key without a value, or empty.
     """
     n_heads, dim = q.shape[1], q.shape[2]
     kv_heads, page_tokens = keys.shape[1], keys.shape[3]
@@ -86,6 +87,10 @@ def attend(
             n0 = (follows * kv_heads + head) * dim * page_tokens
             matmul(rows, dim, depth, scores, 0, values, k0, mixed, 0, 1, keys, n0)
         for row in range(rows):
+            if len(sinks):
+                sink = sinks[head * group + row % group]
+                # As weights are relative to the highest score; beyond e^88 nothing else counts.
+                total[row] += exp(sink - highest[row])
             scale_out = np.float32(1.0) / total[row]
             target = out[token + row // group, head * group + row % group]
             for d in range(dim):

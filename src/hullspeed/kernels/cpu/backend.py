@@ -14,16 +14,29 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hullspeed.errors import UsageError
-from hullspeed.kernels.base import AttentionShape, HeadNorms, KvPages, Linear, RotaryTable
+from hullspeed.kernels.base import (
+    Activation,
+    AttentionShape,
+    DeltaGates,
+    DeltaShape,
+    Experts,
+    HeadNorms,
+    KvPages,
+    Linear,
+    RotaryTable,
+    StateSlots,
+)
 from hullspeed.kernels.batch import Batch
-from hullspeed.kernels.cpu import attention, pointwise
+from hullspeed.kernels.cpu import attention, delta, gates, pointwise
 from hullspeed.kernels.cpu.jit import config
 from hullspeed.kernels.cpu.linear import Fp16Linear, Fp32Linear
 from hullspeed.kernels.cpu.simd import LANES
+from hullspeed.kernels.expert_loop import ExpertLoop
 
 # Waking a second thread costs about 10 us; below these sizes one thread is done sooner.
 _PARALLEL_ROWS = 32
 _PARALLEL_KEYS = 512
+_PARALLEL_STATE = 200_000
 
 _NONE = np.empty(0, np.float32)
 
@@ -173,7 +186,14 @@ class CpuKernels:
             pointwise.rotate_and_store(*args, 0, n)
         return q
 
-    def attend(self, q: Tensor, plan: CpuPlan, shape: AttentionShape, kv: KvPages) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        plan: CpuPlan,
+        shape: AttentionShape,
+        kv: KvPages,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
         out = torch.empty(len(q), shape.q_heads * shape.head_dim)
         items, buckets = plan.items_for(shape)
@@ -183,22 +203,114 @@ class CpuKernels:
             batch.positions, batch.page_table, items,
         )  # fmt: skip
         scale, window = np.float32(shape.scale), shape.window_tokens
+        extra = _NONE if sinks is None else sinks.numpy()
         if len(buckets) > 2:
-            attention.attend_parallel(*args, buckets, scale, window)
+            attention.attend_parallel(*args, buckets, scale, window, extra)
         else:
-            attention.attend(*args, 0, len(items), scale, window)
+            attention.attend(*args, 0, len(items), scale, window, extra)
         return out
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def sigmoid_mul(self, x: Tensor, gate: Tensor, offset: int) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        gates.sigmoid_mul(x.numpy(), gate.numpy(), offset)
+        return x
+
+    def activate(self, gate_up: Tensor, activation: Activation, limit: float = 0.0) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
         n = len(gate_up)
         out = torch.empty(n, gate_up.shape[1] // 2)
         parts = self._parts(n)
-        if parts > 1:
+        if activation == "gelu_tanh":
+            gates.gelu_mul(gate_up.numpy(), out.numpy())
+        elif activation == "clamped_swiglu":
+            gates.clamped_swiglu(gate_up.numpy(), out.numpy(), np.float32(limit))
+        elif parts > 1:
             pointwise.silu_mul_parallel(gate_up.numpy(), out.numpy(), parts)
         else:
             pointwise.silu_mul(gate_up.numpy(), out.numpy(), 0, n)
         return out
+
+    def experts(
+        self, gate_up: Sequence[Linear], down: Sequence[Linear], activation: Activation,
+        limit: float = 0.0,
+    ) -> Experts:  # fmt: skip
+        """One after the other, each on the tokens that chose it."""
+        return ExpertLoop(gate_up, down, lambda x: self.activate(x, activation, limit))
+
+    def allocate_states(self, shape: DeltaShape, n_slots: int) -> StateSlots:
+        """Zeros that the system hands out as slots are written."""
+        if shape.v_dim % LANES:
+            raise UsageError(
+                f"the width of a value head must be a multiple of {LANES}",
+                seen=shape.v_dim,
+                fix='use kernels="ref"',
+            )
+        recurrent = np.zeros((n_slots, shape.v_heads, shape.k_dim, shape.v_dim), np.float32)
+        inputs = np.zeros((n_slots, shape.taps - 1, shape.channels), np.float32)
+        return StateSlots(torch.from_numpy(recurrent), torch.from_numpy(inputs))
+
+    def convolve(self, x: Tensor, plan: CpuPlan, weight: Tensor, states: StateSlots) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        out = torch.empty(len(x), weight.shape[1])
+        batch = plan.batch
+        args = (
+            x.numpy(), weight.numpy(), batch.span_starts, batch.read_slots, batch.write_slots,
+            states.inputs.numpy(), out.numpy(),
+        )  # fmt: skip
+        if self._parts(len(x)) > 1:
+            delta.convolve_parallel(*args, self.threads)
+        else:
+            delta.convolve(*args, 0, weight.shape[1])
+        return out
+
+    def delta_scan(
+        self,
+        qkv: Tensor,
+        ba: Tensor,
+        plan: CpuPlan,
+        shape: DeltaShape,
+        gates: DeltaGates,
+        states: StateSlots,
+    ) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        n = len(qkv)
+        out = torch.empty(n, shape.v_heads * shape.v_dim)
+        decay, beta = np.empty((2, n, shape.v_heads), np.float32)
+        x, batch = qkv.numpy(), plan.batch
+        gating = (
+            x, ba.numpy(), gates.rate.numpy(), gates.bias.numpy(), shape.k_heads, shape.k_dim,
+            decay, beta,
+        )  # fmt: skip
+        scanning = (
+            x, decay, beta, batch.span_starts, batch.read_slots, batch.write_slots,
+            states.recurrent.numpy(), shape.k_heads, out.numpy(),
+        )  # fmt: skip
+        if self._parts(n) > 1:
+            delta.prepare_parallel(*gating, self.threads)
+        else:
+            delta.prepare(*gating, 0, n)
+        # A head's state is worth a thread even for one token.
+        if self.threads > 1 and n * shape.v_heads * shape.k_dim * shape.v_dim >= _PARALLEL_STATE:
+            delta.scan_parallel(*scanning, self.threads)
+        else:
+            delta.scan(*scanning, 0, shape.v_heads)
+        return out
+
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, offset: int, weight: Tensor, eps: float
+    ) -> Tensor:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        gates.gated_norm(x.numpy(), gate.numpy(), offset, weight.numpy(), np.float32(eps))
+        return x
+
+    def copy_states(
+        self, layers: Sequence[StateSlots], sources: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        """See :class:`hullspeed.kernels.base.Kernels`."""
+        for layer in layers:
+            for pool in (layer.recurrent.numpy(), layer.inputs.numpy()):
+                for source, target in zip(sources, targets, strict=True):
+                    pool[target] = pool[source]
 
     def copy_pages(
         self, layers: Sequence[KvPages], sources: Sequence[int], targets: Sequence[int]
