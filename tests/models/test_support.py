@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hullspeed.arch.mixers import FullAttention, GatedDeltaNet, Mixer
-from hullspeed.arch.mlps import DenseMlp, Mlp, MoeMlp
+from hullspeed.arch.mixers import FullAttention, GatedDeltaNet, Mixer, NoMixer
+from hullspeed.arch.mlps import UNGATED, DenseMlp, Mlp, MoeMlp, NoMlp
 from hullspeed.arch.model import Layer, ModelArch, Rope
 from hullspeed.errors import UnsupportedModelError
 from hullspeed.models.support import check_supported
@@ -36,18 +36,24 @@ def test_plain_layers_are_supported() -> None:
 @pytest.mark.parametrize(
     ("arch", "message"),
     [
-        (arch_of(family="gemma3"), "gemma3"),
-        (arch_of(replace(ATTENTION, output_gate=True)), "layer 1 with an output gate"),
-        (arch_of(replace(ATTENTION, sinks=True)), "sinks"),
-        (arch_of(replace(ATTENTION, q_heads=3)), "query heads"),
+        (arch_of(family="bamba"), "this family"),
+        (arch_of(replace(ATTENTION, q_heads=3)), "layer 1 with query heads"),
         (arch_of(replace(ATTENTION, head_dim=40)), "multiple of 16"),
         (arch_of(replace(ATTENTION, rotary_dim=7)), "odd"),
-        (arch_of(mlp=DenseMlp(intermediate=32, activation="gelu")), "gelu"),
-        (arch_of(mlp=MoeMlp(experts=4, experts_per_token=2, intermediate=8)), "dense MLP"),
+        (arch_of(mlp=DenseMlp(intermediate=32, activation="relu2")), "relu2"),
+        (arch_of(mlp=DenseMlp(intermediate=32, names=UNGATED)), "without a gate"),
+        (arch_of(mlp=NoMlp()), "no MLP"),
         (
-            arch_of(GatedDeltaNet(k_heads=1, v_heads=1, k_dim=16, v_dim=16, conv_kernel=4)),
-            "without attention",
+            arch_of(
+                mlp=MoeMlp(experts=4, experts_per_token=2, intermediate=8, correction_bias=True)
+            ),
+            "correction bias",
         ),
+        (
+            arch_of(GatedDeltaNet(k_heads=1, v_heads=1, k_dim=16, v_dim=24, conv_kernel=4)),
+            "value head",
+        ),
+        (arch_of(NoMixer()), "neither attention"),
     ],
 )
 def test_what_is_not_computed_is_refused(arch: ModelArch, message: str) -> None:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from hullspeed.arch.model import Extra, ModelArch
+from hullspeed.arch.mlps import MoeMlp
+from hullspeed.arch.model import Extra, Layer, ModelArch
 from hullspeed.arch.quant import stored_parts
 from hullspeed.arch.safetensors import StoredTensor
 from hullspeed.arch.tensors import Role, TensorSpec
@@ -25,7 +26,7 @@ _DROPPED = re.compile(r"\.(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias|pos
 _SHOWN = 3
 
 # Scales of activations and of the cache: exporters leave them out where they are one.
-_OPTIONAL = (".k_scale", ".v_scale", ".input_scale", ".input_global_scale", ".weight_g_idx")
+OPTIONAL_PARTS = (".k_scale", ".v_scale", ".input_scale", ".input_global_scale", ".weight_g_idx")
 
 
 def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelArch:
@@ -38,7 +39,8 @@ def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelA
     Raises:
         CorruptFileError: if a weight is missing or has another shape.
     """
-    names = _renamed(arch, headers)
+    names = renamed(arch, headers)
+    arch = _with_expert_layout(arch, names)
     if not arch.tied_embeddings and f"{arch.head_name}.weight" not in names:
         arch = replace(arch, tied_embeddings=True)
     arch = replace(arch, extras=tuple(e for e in arch.extras if _present(arch, e, names)))
@@ -48,7 +50,7 @@ def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelA
     for spec, part in stored_parts(arch):
         found = names.get(part.name)
         if found is None:
-            if not part.name.endswith(_OPTIONAL):
+            if not part.name.endswith(OPTIONAL_PARTS):
                 problems.append(f"{part.name} is missing")
             continue
         used.add(part.name)
@@ -69,6 +71,25 @@ def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelA
     return replace(arch, weight_format=format_, dtype=_dtype(arch, names))
 
 
+def _with_expert_layout(arch: ModelArch, names: Mapping[str, StoredTensor]) -> ModelArch:
+    """Experts one by one or fused, as the files have them: transformers 5 writes either."""
+
+    def as_stored(i: int, layer: Layer) -> Layer:
+        mlp = layer.mlp
+        if not isinstance(mlp, MoeMlp) or mlp.transposed or len(mlp.names) != 3:
+            return layer
+        root = f"{arch.prefix}layers.{i}.{mlp.module}.experts."
+        fused = f"{root}gate_up_proj" in names
+        single = any(name.startswith(f"{root}0.{mlp.names[0]}.") for name in names)
+        if fused == single or fused == mlp.fused_experts:
+            return layer
+        return replace(layer, mlp=replace(mlp, fused_experts=fused))
+
+    if not any(isinstance(layer.mlp, MoeMlp) for layer in arch.layers):
+        return arch
+    return replace(arch, layers=tuple(as_stored(i, layer) for i, layer in enumerate(arch.layers)))
+
+
 def with_module_bytes(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelArch:
     """The architecture with each module's bytes, whatever tensors its weights are made of.
 
@@ -77,7 +98,7 @@ def with_module_bytes(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> M
     Raises:
         CorruptFileError: if a module has no tensor at all, or a plain weight another shape.
     """
-    names = _renamed(arch, headers)
+    names = renamed(arch, headers)
     modules: dict[str, list[StoredTensor]] = {}
     for name, tensor in names.items():
         modules.setdefault(_module(name), []).append(tensor)
@@ -127,7 +148,7 @@ def _refuse(problems: list[str]) -> None:
         )
 
 
-def _renamed(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+def renamed(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
     """The headers under the names of the architecture.
 
     Text-only copies of multimodal models use ``model.``; checkpoints saved by transformers 5

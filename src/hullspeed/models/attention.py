@@ -2,53 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hullspeed.arch.mixers import FullAttention, SlidingAttention
+from hullspeed.arch.model import ModelArch
 from hullspeed.kernels.base import AttentionShape, HeadNorms, Kernels, KvPages, RotaryTable
+from hullspeed.models.particulars import norm_weight, option
+from hullspeed.models.rope import Rotation
 from hullspeed.models.weights import Weights
 
 PAGE_TOKENS = 64
 
 
 class Attention:
-    """Grouped-query attention of one layer, queries, keys and values in one projection.
+    """Grouped-query attention of one layer, queries, keys, values (and the output gate, if there is
+    one) in one projection.
 
     Args:
         spec: Heads and particulars.
-        rotaries: Tables by rotary dimension.
+        arch: The model.
+        rotaries: Tables by how the layer's heads are rotated.
         below: Prefix of the layer's weights.
     """
 
     def __init__(
         self,
         spec: FullAttention,
-        rotaries: dict[int, RotaryTable],
-        eps: float,
+        arch: ModelArch,
+        rotaries: Mapping[Rotation, RotaryTable],
         weights: Weights,
         below: str,
         kernels: Kernels[Any],
     ) -> None:
         window = spec.window_tokens if isinstance(spec, SlidingAttention) else 0
-        self._shape = AttentionShape(spec.q_heads, spec.kv_heads, spec.head_dim, window)
-        self._rotary = rotaries[spec.rotary_dim]
+        scale = option(arch, "query_scale", 0.0)
+        self._shape = AttentionShape(spec.q_heads, spec.kv_heads, spec.head_dim, window, scale)
+        self._rotary = rotaries[Rotation.of(spec, arch)]
         self._kernels = kernels
-        below += "self_attn."
-        qkv = [f"{below}{name}_proj" for name in "qkv"]
-        weight = torch.cat([weights.tensor(f"{name}.weight") for name in qkv])
-        bias = None
-        if spec.qkv_bias:
-            bias = torch.cat([weights.tensor(f"{name}.bias") for name in qkv])
-        self._qkv = kernels.linear(weight, bias)
+        below += f"{spec.module}."
+        self._qkv = kernels.linear(
+            _projection(spec, weights, below, "weight"),
+            _projection(spec, weights, below, "bias") if spec.qkv_bias else None,
+        )
+        # Where the gate starts in a row of the projection.
+        width = (spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
+        self._gate = width if spec.output_gate else None
         bias = weights.tensor(f"{below}o_proj.bias") if spec.output_bias else None
         self._output = kernels.linear(weights.tensor(f"{below}o_proj.weight"), bias)
         self._norms = None
         if spec.qk_norm:
-            q_norm, k_norm = (weights.tensor(f"{below}{name}_norm.weight") for name in "qk")
-            self._norms = HeadNorms(q_norm, k_norm, eps)
+            q_norm, k_norm = (norm_weight(weights, arch, f"{below}{n}_norm.weight") for n in "qk")
+            self._norms = HeadNorms(q_norm, k_norm, arch.norm_eps)
+        self._sinks = weights.tensor(f"{below}sinks") if spec.sinks else None
         self.allocate_kv(0, PAGE_TOKENS)
 
     kv: KvPages
@@ -60,5 +69,21 @@ class Attention:
     def __call__(self, h: Tensor, plan: Any) -> Tensor:
         """``[T, H]`` to ``[T, H]``; writes the tokens' keys and values."""
         kernels, shape, kv = self._kernels, self._shape, self.kv
-        q = kernels.rotate_and_store(self._qkv(h), plan, shape, self._rotary, self._norms, kv)
-        return self._output(kernels.attend(q, plan, shape, kv))
+        projected = self._qkv(h)
+        q = kernels.rotate_and_store(projected, plan, shape, self._rotary, self._norms, kv)
+        mixed = kernels.attend(q, plan, shape, kv, self._sinks)
+        if self._gate is not None:
+            mixed = kernels.sigmoid_mul(mixed, projected, self._gate)
+        return self._output(mixed)
+
+
+def _projection(spec: FullAttention, weights: Weights, below: str, kind: str) -> Tensor:
+    """Rows of queries, keys, values and gate.
+
+    With an output gate the checkpoint's ``q_proj`` holds, head by head, the query and its gate.
+    """
+    q, k, v = (weights.tensor(f"{below}{name}_proj.{kind}") for name in "qkv")
+    if not spec.output_gate:
+        return torch.cat([q, k, v])
+    heads = q.view(spec.q_heads, 2, spec.head_dim, *q.shape[1:])
+    return torch.cat([heads[:, 0].flatten(0, 1), k, v, heads[:, 1].flatten(0, 1)])

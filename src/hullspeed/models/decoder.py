@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -10,29 +10,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hullspeed.arch.model import ModelArch
-from hullspeed.errors import EngineError
-from hullspeed.kernels.base import Kernels, KvPages
+from hullspeed.arch.mixers import FullAttention, GatedDeltaNet
+from hullspeed.arch.mlps import DenseMlp, MoeMlp
+from hullspeed.arch.model import Layer, ModelArch
+from hullspeed.errors import EngineError, UnsupportedModelError
+from hullspeed.kernels.base import Kernels, RotaryTable
 from hullspeed.kernels.batch import Batch
 from hullspeed.models.attention import Attention
+from hullspeed.models.delta_net import DeltaNet
 from hullspeed.models.mlp import GatedMlp
-from hullspeed.models.rope import rotary_table
-from hullspeed.models.support import attention_of, check_supported, mlp_of
+from hullspeed.models.moe import RoutedMlp
+from hullspeed.models.particulars import norm_weight, option
+from hullspeed.models.rope import Rotation, rotary_table
+from hullspeed.models.support import check_supported
 from hullspeed.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer: the norms' weights ``[H]``, the mixer and the MLP."""
+    """One layer: the mixer and the MLP, a norm ``[H]`` before each and, in some families, one
+    after each.
+    """
 
     input_norm: Tensor
-    mixer: Attention
+    mixer: Attention | DeltaNet
+    mixed_norm: Tensor | None
     mlp_norm: Tensor
-    mlp: GatedMlp
+    mlp: GatedMlp | RoutedMlp
+    output_norm: Tensor | None
 
 
 class Decoder:
-    """A dense decoder (Llama, Mistral, Qwen2, Qwen3).
+    """A decoder of any supported family: attention or gated delta rule, dense or with experts.
 
     Args:
         arch: What the model is.
@@ -60,24 +69,26 @@ class Decoder:
         self._kernels = kernels
         self._n_pages = 0
         self._page_tokens = 1
+        self._n_state_slots = 0
         self._pack(weights)
 
     def _pack(self, weights: Weights) -> None:
         arch, kernels = self.arch, self._kernels
-        self._norm = weights.tensor(f"{arch.prefix}norm.weight")
+        final_norm = f"{arch.prefix}{arch.final_norm_name}.weight"
+        self._norm = norm_weight(weights, arch, final_norm)
         factors = weights.frequency_factors()
+        rotations = {
+            Rotation.of(layer.mixer, arch)
+            for layer in arch.layers
+            if isinstance(layer.mixer, FullAttention)
+        }
         rotaries = {
-            dim: rotary_table(arch.rope, dim, self.max_context_tokens, factors)
-            for dim in {attention_of(layer).rotary_dim for layer in arch.layers}
+            r: rotary_table(r.rope(arch), r.dim, self.max_context_tokens, factors)
+            for r in rotations
         }
 
         def packed(i: int) -> DecoderLayer:
-            layer, below = arch.layers[i], f"{arch.prefix}layers.{i}."
-            spec = attention_of(layer)
-            mixer = Attention(spec, rotaries, arch.norm_eps, weights, below, kernels)
-            mlp = GatedMlp(mlp_of(layer), weights, below, kernels)
-            norms = [weights.tensor(f"{below}{name}.weight") for name in layer.norms]
-            return DecoderLayer(norms[0], mixer, norms[1], mlp)
+            return _packed_layer(arch, i, rotaries, weights, kernels)
 
         # Packing runs without the GIL, one weight a thread.
         with ThreadPoolExecutor(kernels.threads) as pool:
@@ -86,10 +97,15 @@ class Decoder:
             head.result()
 
     def _pack_head(self, weights: Weights) -> None:
-        embedding = weights.tensor(f"{self.arch.prefix}embed_tokens.weight")
+        arch = self.arch
+        embedding = weights.tensor(f"{arch.prefix}{arch.embedding_name}.weight")
         self._embedding = self._kernels.table(embedding)
-        if not self.arch.tied_embeddings:
-            embedding = weights.tensor("lm_head.weight")
+        self._embedding_scale = option(arch, "embedding_scale", 1.0)
+        if arch.dtype == "bf16":
+            # The reference keeps the factor in the type of the embedding.
+            self._embedding_scale = float(torch.tensor(self._embedding_scale).bfloat16())
+        if not arch.tied_embeddings:
+            embedding = weights.tensor(f"{arch.head_name}.weight")
         self._head = self._kernels.linear(embedding)
 
     @property
@@ -105,11 +121,29 @@ class Decoder:
     def allocate_kv(self, n_pages: int, page_tokens: int = 64) -> None:
         """Make room for ``n_pages`` pages in every layer (zeroed; earlier content is dropped).
 
-        A page takes ``arch.kv_bytes_per_token("fp32") * page_tokens`` bytes over all layers.
+        A page takes 2 x kv_heads x head_dim x page_tokens float32 in each attention layer.
         """
-        for layer in self._layers:
-            layer.mixer.allocate_kv(n_pages, page_tokens)
+        for mixer in self._attention():
+            mixer.allocate_kv(n_pages, page_tokens)
         self._n_pages, self._page_tokens = n_pages, page_tokens
+
+    def allocate_states(self, n_slots: int) -> None:
+        """Make room for ``n_slots`` recurrent states (zeroed; earlier content is dropped); nothing
+        happens in a model without.
+        """
+        for mixer in self._recurrent():
+            mixer.allocate_states(n_slots)
+        self._n_state_slots = n_slots
+
+    @property
+    def n_state_slots(self) -> int:
+        """State slots allocated."""
+        return self._n_state_slots
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether sequences have a recurrent state."""
+        return any(isinstance(layer.mixer, DeltaNet) for layer in self._layers)
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the batch, write its keys and values to its pages.
@@ -125,6 +159,7 @@ class Decoder:
             n_pages=self._n_pages,
             page_tokens=self._page_tokens,
             context_tokens=self.max_context_tokens,
+            n_state_slots=self._n_state_slots if self.is_recurrent else None,
         )
         with torch.inference_mode():
             return self._forward(batch)
@@ -133,6 +168,8 @@ class Decoder:
         kernels, eps = self._kernels, self.arch.norm_eps
         plan = kernels.plan(batch)
         x = kernels.embed(self._embedding, plan.tokens)
+        if self._embedding_scale != 1:
+            x *= self._embedding_scale
         delta: Tensor | None = None
         for layer in self._layers:
             h = kernels.rms_norm(x, layer.input_norm, eps, delta)
@@ -140,8 +177,12 @@ class Decoder:
             if layer is self._layers[-1] and len(batch.logits_rows) < len(batch.tokens):
                 # Nothing reads the other rows any more.
                 x, delta = x[plan.logits_rows], delta[plan.logits_rows]
+            if layer.mixed_norm is not None:
+                delta = kernels.rms_norm(delta, layer.mixed_norm, eps, None)
             h = kernels.rms_norm(x, layer.mlp_norm, eps, delta)
             delta = layer.mlp(h)
+            if layer.output_norm is not None:
+                delta = kernels.rms_norm(delta, layer.output_norm, eps, None)
         return self._head(kernels.rms_norm(x, self._norm, eps, delta))
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -150,15 +191,66 @@ class Decoder:
         Raises:
             EngineError: if a page does not exist or the two differ in length.
         """
-        pages = [*sources, *targets]
-        if len(sources) != len(targets) or any(not 0 <= p < self._n_pages for p in pages):
-            raise EngineError(
-                "cannot copy pages that do not exist",
-                seen=(list(sources), list(targets)),
-                fix="this is a fault of the engine; report it",
-            )
-        if pages:
-            self._kernels.copy_pages(self._kv(), sources, targets)
+        if _checked(sources, targets, self._n_pages, "pages"):
+            kv = [mixer.kv for mixer in self._attention()]
+            self._kernels.copy_pages(kv, sources, targets)
 
-    def _kv(self) -> list[KvPages]:
-        return [layer.mixer.kv for layer in self._layers]
+    def copy_states(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy state ``sources[i]`` to slot ``targets[i]`` in every layer, in order.
+
+        Raises:
+            EngineError: if a slot does not exist or the two differ in length.
+        """
+        if _checked(sources, targets, self._n_state_slots, "states"):
+            states = [mixer.states for mixer in self._recurrent()]
+            self._kernels.copy_states(states, sources, targets)
+
+    def _attention(self) -> list[Attention]:
+        return [layer.mixer for layer in self._layers if isinstance(layer.mixer, Attention)]
+
+    def _recurrent(self) -> list[DeltaNet]:
+        return [layer.mixer for layer in self._layers if isinstance(layer.mixer, DeltaNet)]
+
+
+def _packed_layer(
+    arch: ModelArch,
+    i: int,
+    rotaries: Mapping[Rotation, RotaryTable],
+    weights: Weights,
+    kernels: Kernels[Any],
+) -> DecoderLayer:
+    layer, below = arch.layers[i], f"{arch.prefix}layers.{i}."
+    mixer: Attention | DeltaNet
+    if isinstance(layer.mixer, FullAttention):
+        mixer = Attention(layer.mixer, arch, rotaries, weights, below, kernels)
+    elif isinstance(layer.mixer, GatedDeltaNet):
+        mixer = DeltaNet(layer.mixer, arch, weights, below, kernels)
+    else:
+        raise _unknown(layer)
+    mlp: GatedMlp | RoutedMlp
+    if isinstance(layer.mlp, DenseMlp):
+        mlp = GatedMlp(layer.mlp, weights, below, kernels)
+    elif isinstance(layer.mlp, MoeMlp):
+        mlp = RoutedMlp(layer.mlp, arch, weights, below, kernels)
+    else:
+        raise _unknown(layer)
+    norms = [norm_weight(weights, arch, f"{below}{name}.weight") for name in layer.norms]
+    if len(norms) == 2:
+        return DecoderLayer(norms[0], mixer, None, norms[1], mlp, None)
+    return DecoderLayer(norms[0], mixer, norms[1], norms[2], mlp, norms[3])
+
+
+def _unknown(layer: Layer) -> UnsupportedModelError:
+    kinds = (layer.mixer.kind, layer.mlp.kind)
+    return UnsupportedModelError("the embedded engine does not run a kind of layer", seen=kinds)
+
+
+def _checked(sources: Sequence[int], targets: Sequence[int], n: int, what: str) -> bool:
+    """Whether there is something to copy."""
+    if len(sources) != len(targets) or any(not 0 <= i < n for i in (*sources, *targets)):
+        raise EngineError(
+            f"cannot copy {what} that do not exist",
+            seen=(list(sources), list(targets)),
+            fix="this is a fault of the engine; report it",
+        )
+    return bool(sources)

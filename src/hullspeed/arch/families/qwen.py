@@ -143,7 +143,7 @@ def _mlps(config: Fields, *, fused: bool) -> list[Mlp]:
     """Each layer's MLP: experts, but for ``mlp_only_layers`` and every ``decoder_sparse_step``."""
     shared = config.natural_or(0, "shared_expert_intermediate_size", zero=True)
     experts = MoeMlp(
-        experts=config.natural("num_experts"),
+        experts=config.natural("num_experts", "num_local_experts"),  # the latter: transformers 5
         experts_per_token=config.natural("num_experts_per_tok"),
         intermediate=config.natural("moe_intermediate_size"),
         shared_intermediate=shared,
