@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import CapacityError
 from hullspeed.memory.allocators import MemoryPlan, plan_memory
 from hullspeed.memory.budget import EngineSettings, GpuMemory, PoolPlan, WeightBytes
-from hullspeed.memory.layers import keeps_state
+from hullspeed.memory.layers import keeps_state, state_dtype_of
+from hullspeed.memory.sglang_pool import SglangPool
 from hullspeed.memory.vllm import VllmAllocator
 from hullspeed.memory.vllm_runtime import resolve_limits
 from hullspeed.perf.work import Shape, Work
@@ -44,53 +47,84 @@ def engine_model(
     """
     how = profile(settings.engine)
     plan = plan_memory(arch, memory, settings, weights)
-    pool, work = plan.pool, Work(arch)
     hybrid = keeps_state(arch)
-    page_tokens = how.page_tokens or pool.block_tokens
-    page_bytes = _page_bytes(pool, page_tokens)
-    state_bytes = _state_bytes(pool, page_tokens, page_bytes) if hybrid else 0
-    running = _max_running(plan, settings)
-    if settings.prefix_caching is False:
-        cache = "none"
-    name = cache or (how.hybrid_cache if hybrid and how.hybrid_cache else how.cache)
-    shared_bytes, slots = 0, 0
+    page_tokens = how.page_tokens or plan.pool.block_tokens
     if hybrid:
-        shared_bytes = pool.pool_bytes
-        running = min(running, max(1, (shared_bytes - page_bytes) // (2 * state_bytes)))
-        slots = shared_bytes // state_bytes
-        n_pages = (shared_bytes - 3 * state_bytes) // max(page_bytes, 1)
+        room = _hybrid_room(arch, settings, plan, page_tokens)
     else:
-        sequences = pool.concurrency(typical_tokens)
-        bound = settings.max_num_seqs
-        if bound is not None and sequences >= bound:  # the flag binds, not the pages
-            n_pages = pool.pool_bytes // max(page_bytes, 1)
-        else:
-            n_pages = int(sequences * -(-typical_tokens // page_tokens))
-    if n_pages < 1 or pool.pool_bytes <= 0 or slots < (2 * running + 1 if hybrid else 0):
+        room = _dense_room(settings, plan, page_tokens, typical_tokens)
+    if room.n_pages < 1 or room.max_running < 1:
         raise CapacityError(
             f"{settings.engine} would not start: no sequence fits its pool",
-            seen=format_bytes(pool.pool_bytes),
+            seen=format_bytes(plan.pool.pool_bytes),
             fix="use more GPUs (--tp), a smaller model, or --kv-dtype fp8",
         )
+    if settings.prefix_caching is False:
+        cache = "none"
+    work = Work(arch)
     return EngineModel(
-        n_pages=n_pages,
+        n_pages=room.n_pages,
         page_tokens=page_tokens,
-        page_bytes=page_bytes,
-        state_slots=slots,
-        state_bytes=state_bytes,
-        shared_bytes=shared_bytes,
-        max_running=running,
+        page_bytes=room.page_bytes,
+        state_slots=room.state_slots,
+        state_bytes=room.state_bytes,
+        shared_bytes=room.shared_bytes,
+        max_running=room.max_running,
         step_tokens=_step_tokens(arch, memory, settings, how),
         max_context_tokens=settings.max_model_len or arch.max_context_tokens,
-        cache=name,
+        cache=cache or (how.hybrid_cache if hybrid and how.hybrid_cache else how.cache),
         eviction=eviction,
-        block_tokens=pool.hit_granularity_tokens,
+        block_tokens=plan.pool.hit_granularity_tokens,
         flops_per_token=work.body_flops(1),
         flops_per_token_pair=pair_flops(work),
         policy=how.policy,
         request_s=request_s,
         stream_token_s=stream_token_s,
     )
+
+
+class _Room(NamedTuple):
+    n_pages: int
+    page_bytes: int
+    max_running: int
+    state_slots: int = 0
+    state_bytes: int = 0
+    shared_bytes: int = 0
+
+
+def _dense_room(
+    settings: EngineSettings, plan: MemoryPlan, page_tokens: int, typical_tokens: int
+) -> _Room:
+    pool = plan.pool
+    page_bytes = _page_bytes(pool, page_tokens)
+    running = _max_running(plan, settings)
+    sequences = pool.concurrency(typical_tokens)
+    bound = settings.max_num_seqs
+    if bound is not None and sequences >= bound:  # the flag binds, not the pages
+        return _Room(pool.pool_bytes // page_bytes, page_bytes, running)
+    return _Room(int(sequences * -(-typical_tokens // page_tokens)), page_bytes, running)
+
+
+def _hybrid_room(
+    arch: ModelArch, settings: EngineSettings, plan: MemoryPlan, page_tokens: int
+) -> _Room:
+    """SGLang has slots apart from pages; the others take both out of the same bytes. A sequence
+    that computes holds up to two states: the one it reads and the one it writes.
+    """
+    pool = plan.pool
+    page_bytes = _page_bytes(pool, page_tokens)
+    dtype = state_dtype_of(arch, settings.state_dtype)
+    state_bytes = max(1, round(arch.state_bytes(dtype, arch.dtype)) // settings.tp)
+    running = _max_running(plan, settings)
+    if isinstance(pool, SglangPool):
+        running = min(running, (pool.slots - 1) // 2)
+        n_pages = pool.tokens // page_tokens
+        return _Room(n_pages, page_bytes, running, pool.slots, state_bytes)
+    n_bytes = pool.pool_bytes
+    slots = n_bytes // state_bytes
+    running = min(running, (slots - 1) // 2)
+    n_pages = (n_bytes - 3 * state_bytes) // page_bytes
+    return _Room(n_pages, page_bytes, running, slots, state_bytes, n_bytes)
 
 
 def pair_flops(work: Work) -> float:
@@ -104,11 +138,6 @@ def _page_bytes(pool: PoolPlan, page_tokens: int) -> int:
     long = 64 * max(page_tokens, pool.block_tokens)
     grown = pool.bytes_per_request(2 * long) - pool.bytes_per_request(long)
     return max(1, grown * page_tokens // long)
-
-
-def _state_bytes(pool: PoolPlan, page_tokens: int, page_bytes: int) -> int:
-    """Bytes of one recurrent state per rank."""
-    return max(1, pool.bytes_per_request(page_tokens) - page_bytes)
 
 
 def _max_running(plan: MemoryPlan, settings: EngineSettings) -> int:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from hullspeed.perf.work import Shape, StepSeconds
 
 _GRID = [0, *(round(64 * 2 ** (i / 2)) for i in range(46))]  # up to 2^28 tokens
+
+
+@runtime_checkable
+class BatchSeconds(Protocol):
+    """A cost model that takes its decoding sequences as a number and the sum of their contexts."""
+
+    def batch_seconds(self, n_decode: int, context_tokens: int, chunks: Sequence[Shape]) -> float:
+        """Seconds of the step."""
+        ...
 
 
 class StepTimer:
@@ -26,6 +36,7 @@ class StepTimer:
 
     def __init__(self, cost: StepSeconds, stream_token_s: float = 0.0) -> None:
         self._cost = cost
+        self._batch = cost.batch_seconds if isinstance(cost, BatchSeconds) else None
         self._stream_s = stream_token_s
         self._knots: dict[tuple[int, int], float] = {}
 
@@ -36,8 +47,11 @@ class StepTimer:
         if not chunks:
             return self._decode_s(n_decodes, context_tokens) + self._stream_s * n_decodes
         sampled = n_decodes + sum(chunk.sample for chunk in chunks)
-        shapes = [*alike(n_decodes, context_tokens), *chunks]
-        return self._cost.seconds(shapes) + self._stream_s * sampled
+        if self._batch is not None:
+            seconds = self._batch(n_decodes, context_tokens, chunks)
+        else:
+            seconds = self._cost.seconds([*alike(n_decodes, context_tokens), *chunks])
+        return seconds + self._stream_s * sampled
 
     def _decode_s(self, n_decodes: int, context_tokens: int) -> float:
         mean = context_tokens / n_decodes

@@ -1,0 +1,267 @@
+"""Question: one configuration to simulate; its answer, its limits, and many of them at once."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from hullspeed.arch.model import ModelArch
+from hullspeed.errors import HullspeedError
+from hullspeed.hardware.gpu import Gpu
+from hullspeed.memory.budget import EngineSettings, GpuMemory, WeightBytes
+from hullspeed.memory.layers import kv_dtype_of, state_dtype_of
+from hullspeed.perf.roofline import Roofline
+from hullspeed.twin.engine import EngineModel
+from hullspeed.twin.played import Played
+from hullspeed.twin.player import play
+from hullspeed.twin.setup import engine_model
+from hullspeed.twin.summary import Objective, Summary, summarize
+from hullspeed.twin.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A model on GPUs under an engine's settings.
+
+    Attributes:
+        label: What distinguishes it from its neighbours in a table.
+        cache: Another prefix cache than the engine's own.
+        usd_per_hour: Of all GPUs.
+    """
+
+    label: str
+    arch: ModelArch
+    weights: WeightBytes
+    gpu: Gpu
+    memory: GpuMemory
+    settings: EngineSettings
+    cache: str | None = None
+    eviction: str = "lru"
+    usd_per_hour: float | None = None
+    requests_per_task: int = 1
+    task_success: float = 1.0
+
+    def cost(self) -> Roofline:
+        """The cost model of its steps."""
+        return Roofline(
+            self.arch,
+            self.gpu,
+            weight_bytes=self.weights.decoder,
+            kv_dtype=kv_dtype_of(self.arch, self.settings.kv_dtype),
+            state_dtype=state_dtype_of(self.arch, self.settings.state_dtype),
+            tp=self.settings.tp,
+        )
+
+    def engine(self, workload: Workload, request_s: float) -> EngineModel:
+        """The engine with its memory."""
+        return engine_model(
+            self.arch,
+            self.memory,
+            self.settings,
+            self.weights,
+            typical_tokens=_typical(workload),
+            cache=self.cache,
+            eviction=self.eviction,
+            request_s=request_s,
+        )
+
+    def play(self, workload: Workload) -> Played:
+        """Simulate ``workload``.
+
+        Raises:
+            CapacityError: if the engine would not start.
+        """
+        cost = self.cost()
+        return play(self.engine(workload, cost.efficiency.request_s), cost, workload)
+
+    def answer(self, workload: Workload, objective: Objective) -> Summary:
+        """Simulate and sum up."""
+        return self.sum_up(self.play(workload), objective)
+
+    def sum_up(self, played: Played, objective: Objective) -> Summary:
+        """With the question's prices."""
+        return summarize(
+            played,
+            objective,
+            usd_per_hour=self.usd_per_hour,
+            requests_per_task=self.requests_per_task,
+            task_success=self.task_success,
+        )
+
+
+def _typical(workload: Workload) -> int:
+    """Mean length of a sequence at its end."""
+    total = sum(t.isl_tokens + t.osl_tokens for s in workload.sessions for t in s.turns)
+    return max(1, round(total / max(1, workload.n_requests)))
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """The most load that keeps the objective.
+
+    Attributes:
+        factor: On the arrival rate of the workload (open loop).
+        load: Requests (sessions) per second, or in flight for a closed loop; 0 when even the
+            least load misses.
+        bounded: Whether more was tried and missed; else the objective held at all that was tried.
+    """
+
+    factor: float
+    load: float
+    unit: str
+    bounded: bool
+    summary: Summary | None
+
+
+def capacity(
+    question: Question, workload: Workload, objective: Objective, *, tries: int = 12
+) -> Capacity:
+    """The highest rate of arrivals (closed loop: sessions in flight) at which the share of
+    requests that the objective asks for keeps it.
+
+    The same requests are sent faster or slower, so that only the load differs between tries.
+    """
+    if workload.concurrency:
+        return _concurrency(question, workload, objective, tries)
+    rate = _rate(workload)
+    low, high = 0.0, math.inf
+    factor, best = 1.0, None
+    for _ in range(tries):
+        summary = question.answer(workload.scaled(factor), objective)
+        if summary.meets:
+            low, best = factor, summary
+        else:
+            high = factor
+        if high - low <= 0.02 * low or factor < 1e-4 or factor > 1e4:
+            break
+        factor = low * 2 if math.isinf(high) else high / 4 if low == 0 else math.sqrt(low * high)
+    factor = float(f"{low:.6g}")
+    return Capacity(
+        factor=factor,
+        load=float(f"{low * rate:.6g}"),
+        unit="sessions/s" if workload.n_requests > len(workload.sessions) else "requests/s",
+        bounded=not math.isinf(high),
+        summary=best,
+    )
+
+
+def _concurrency(
+    question: Question, workload: Workload, objective: Objective, tries: int
+) -> Capacity:
+    low, high, best = 0, len(workload.sessions) + 1, None
+    n, bounded = min(max(1, workload.concurrency), high - 1), False
+    for _ in range(tries):
+        tried = msgspec.structs.replace(workload, concurrency=n)
+        summary = question.answer(tried, objective)
+        if summary.meets:
+            low, best = n, summary
+        else:
+            high, bounded = n, True
+        if high - low <= 1:
+            break
+        n = min(low * 2, high - 1) if not bounded else (low + high) // 2
+    return Capacity(
+        factor=low / max(1, workload.concurrency),
+        load=float(low),
+        unit="in flight",
+        bounded=bounded,
+        summary=best,
+    )
+
+
+def _rate(workload: Workload) -> float:
+    last = max(session.at_s for session in workload.sessions)
+    return len(workload.sessions) / last if last else 0.0
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A question's label with its summary, or why there is none."""
+
+    label: str
+    summary: Summary | None = None
+    error: str = ""
+
+
+def answers(
+    questions: Sequence[Question],
+    workload: Workload,
+    objective: Objective,
+    *,
+    workers: int | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[Outcome]:
+    """Every question's answer, in their order whatever the number of ``workers``."""
+    workers = min(workers or os.cpu_count() or 1, len(questions))
+    outcomes: list[Outcome] = []
+    for outcome in _map(questions, workload, objective, workers):
+        outcomes.append(outcome)
+        progress(len(outcomes))
+    return outcomes
+
+
+def _map(
+    questions: Sequence[Question], workload: Workload, objective: Objective, workers: int
+) -> Iterator[Outcome]:
+    if workers <= 1:
+        yield from (one(question, workload, objective) for question in questions)
+        return
+    # Spawned, not forked: the parent may have threads. What travels between the processes are our
+    # own objects; nothing is read from outside.
+    with ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(workload, objective),
+    ) as pool:
+        yield from pool.map(_work, questions, chunksize=max(1, len(questions) // (8 * workers)))
+
+
+_shared: list[tuple[Workload, Objective]] = []
+
+
+def _begin(workload: Workload, objective: Objective) -> None:
+    _shared[:] = [(workload, objective)]
+
+
+def _work(question: Question) -> Outcome:
+    return one(question, *_shared[0])
+
+
+def one(question: Question, workload: Workload, objective: Objective) -> Outcome:
+    """One answer; a configuration that cannot be is an outcome too."""
+    try:
+        return Outcome(label=question.label, summary=question.answer(workload, objective))
+    except HullspeedError as error:
+        return Outcome(label=question.label, error=str(error))
+
+
+def pareto(outcomes: Iterable[Outcome]) -> set[str]:
+    """Labels that no other outcome beats in cost, TTFT p99 and TPOT p50 all together."""
+    points = [(o.label, _axes(o.summary)) for o in outcomes if o.summary and o.summary.requests]
+    return {
+        label
+        for label, mine in points
+        if not any(
+            other != mine and all(a <= b for a, b in zip(other, mine, strict=True))
+            for _, other in points
+        )
+    }
+
+
+def _axes(summary: Summary) -> tuple[float, float, float]:
+    """Less is better: dollars per million output tokens (seconds per token without a price)."""
+    price = summary.usd_per_m_output
+    if price is None:
+        price = 1 / summary.output_tokens_per_s if summary.output_tokens_per_s else math.inf
+    return price, summary.ttft_s.get("p99", math.inf), summary.tpot_s.get("p50", 0.0)
+
+
+def with_settings(question: Question, label: str, **changes: object) -> Question:
+    """The same question with other engine settings."""
+    settings = replace(question.settings, **changes)  # type: ignore[arg-type]
+    return replace(question, label=label, settings=settings)
