@@ -88,6 +88,11 @@ def _fp8(section: Fields) -> WeightFormat:
 
 
 def _awq(section: Fields) -> WeightFormat:
+    version = section.text("version", absent="gemm").lower()
+    if version != "gemm":
+        raise UnknownQuantizationError(
+            "an AWQ layout that is not known here (known: gemm)", method="awq", seen=version
+        )
     ignore = Modules(_names(section, "modules_to_not_convert") + _HEAD)
     scheme = Scheme(
         "awq",
@@ -106,7 +111,19 @@ def _gptq(section: Fields) -> WeightFormat:
             seen=section.values.get("dynamic", "lm_head"),
         )
     ignore = Modules(_names(section, "modules_in_block_to_not_quantize") + _HEAD)
-    scheme = Scheme("gptq", bits=_bits(section, "bits"), group=_group(section, "group_size"))
+    layout = section.text("checkpoint_format", absent="gptq")
+    if layout not in _GPTQ_ZERO_OFFSETS:
+        raise UnknownQuantizationError(
+            f"a GPTQ layout that is not known here (known: {', '.join(_GPTQ_ZERO_OFFSETS)})",
+            method="gptq",
+            seen=layout,
+        )
+    scheme = Scheme(
+        "gptq",
+        bits=_bits(section, "bits"),
+        group=_group(section, "group_size"),
+        zero_offset=_GPTQ_ZERO_OFFSETS[layout],
+    )
     return WeightFormat("gptq", scheme, LINEARS, ignore)
 
 
@@ -233,6 +250,9 @@ def _group(section: Fields, *keys: str) -> int:
     key = next((key for key in keys if section.has(key)), keys[0])
     return 0 if section.values.get(key) == -1 else section.natural(key)
 
+
+# GPTQModel's ``FORMAT``: what is added to a stored zero point.
+_GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 _NAMES = {
     "fp8_tensor": "fp8_tensor", "ct_fp8": "compressed_fp8", "ct_int8": "compressed_int8",

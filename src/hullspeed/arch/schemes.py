@@ -43,6 +43,7 @@ class Scheme:
         symmetric: No zero points.
         static_input: A scale of the activations is stored too.
         ordered: The order of activations is stored (GPTQ's ``desc_act``, ``actorder``).
+        zero_offset: Added to a stored zero point (GPTQ's first format stores them less one).
     """
 
     method: str
@@ -53,6 +54,7 @@ class Scheme:
     symmetric: bool = True
     static_input: bool = False
     ordered: bool = False
+    zero_offset: int = 0
 
 
 PLAIN = Scheme("plain")

@@ -25,7 +25,7 @@ def open_weights(paths: Sequence[Path], arch: ModelArch) -> Weights:
     if kinds == {".gguf"}:
         return GgufWeights(paths, arch)
     if kinds == {".safetensors"}:
-        return SafetensorsWeights(paths)
+        return SafetensorsWeights(paths, arch)
     raise UsageError(
         "weights must be .gguf or .safetensors files",
         seen=[path.name for path in paths],

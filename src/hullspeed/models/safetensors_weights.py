@@ -1,60 +1,146 @@
-"""SafetensorsWeights: the tensors of a Hugging Face checkpoint."""
+"""SafetensorsWeights: the tensors of a Hugging Face checkpoint, plain or quantized."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from hullspeed.arch.headers import OPTIONAL_PARTS, renamed
+from hullspeed.arch.mapped import MappedFile
+from hullspeed.arch.model import ModelArch
 from hullspeed.arch.safetensors import StoredTensor, read_files
+from hullspeed.arch.schemes import PLAIN as NOT_QUANTIZED
+from hullspeed.arch.schemes import Part, Scheme
 from hullspeed.errors import CorruptFileError, UnsupportedModelError
+from hullspeed.models.plain_numbers import PLAIN, as_float32
+from hullspeed.models.quantized import QuantizedTensor
+from hullspeed.models.quantized.parts import StoredParts
+from hullspeed.models.quantized.readers import READERS, parts_stem
 from hullspeed.models.weights import Weights
 
-_NUMPY = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+
+class _Quantized(NamedTuple):
+    """How one weight is stored."""
+
+    shape: tuple[int, ...]
+    scheme: Scheme
+    parts: tuple[Part, ...]
 
 
 class SafetensorsWeights(Weights):
-    """Reads tensor by tensor from the mapped files.
+    """Reads, and dequantizes, tensor by tensor from the mapped files.
+
+    What has been read leaves this process' memory again, so that a load takes the tensors it
+    keeps and the one at hand.
 
     Args:
         paths: All shards.
+        arch: The model; needed for quantized weights, and for names under another prefix.
 
     Raises:
-        CorruptFileError: if a file is cut short or contradicts itself or another.
+        CorruptFileError: if a file is cut short or contradicts itself or another, or a part of a
+            quantized weight is missing.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], arch: ModelArch | None = None) -> None:
         self._stored = read_files(paths)
-        self._maps: dict[str, np.memmap[tuple[int], np.dtype[np.uint8]]] = {}
+        self._maps: dict[str, MappedFile] = {}
+        self._quantized: dict[str, _Quantized] = {}
+        if arch is not None:
+            self._stored = dict(renamed(arch, self._stored))
+            self._quantized = dict(_quantized(arch, self._stored))
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of every tensor."""
-        return {name: stored.shape for name, stored in self._stored.items()}
+        """Of every tensor; a quantized weight counts as the one that its parts stand for."""
+        parts = {part.name for found in self._quantized.values() for part in found.parts}
+        plain = {
+            name: stored.shape
+            for name, stored in self._stored.items()
+            if name not in parts and not (parts and name.endswith(OPTIONAL_PARTS))
+        }
+        return plain | {name: found.shape for name, found in self._quantized.items()}
+
+    def check(self, arch: ModelArch) -> None:
+        """As for all weights; also refuse biases that the model has no place for.
+
+        Old GPTQ exporters wrote biases of zeros beside every weight.
+        """
+        super().check(arch)
+        below = f"{arch.prefix}layers."
+        for extra in arch.extras:
+            for spec in extra.tensors if extra.name == "unlisted" else ():
+                stray = spec.name.startswith(below) and spec.name.endswith(".bias")
+                if stray and bool(self.tensor(spec.name).any()):
+                    raise UnsupportedModelError(
+                        "the checkpoint holds a bias that its config.json does not declare",
+                        seen=spec.name,
+                        fix="another engine may run it (--engine)",
+                    )
 
     def tensor(self, name: str) -> Tensor:
         """As float32."""
+        if (quantized := self.quantized(name)) is not None:
+            values = quantized.dequantize()
+            self._release(part.name for part in self._quantized[name].parts)
+            return torch.from_numpy(values)
         if name not in self._stored:
             raise CorruptFileError("the checkpoint lacks a tensor", seen=name)
         stored = self._stored[name]
-        raw = self._raw(stored)
-        out = np.empty(stored.shape, np.float32)
-        flat = out.reshape(-1)
-        if stored.dtype == "BF16":
-            np.left_shift(raw.view(np.uint16), 16, out=flat.view(np.uint32), dtype=np.uint32)
-        elif stored.dtype in _NUMPY:
-            flat[:] = raw.view(_NUMPY[stored.dtype])
-        else:
+        if stored.dtype not in PLAIN:
             raise UnsupportedModelError(
                 f"the embedded engine does not read {name!r} in this number format",
                 seen=stored.dtype,
-                fix="it reads F32, F16 and BF16",
+                fix="it reads F32, F16 and BF16, and quantized weights that config.json declares",
             )
-        return torch.from_numpy(out)
+        values = as_float32(self._raw(stored), stored.dtype).reshape(stored.shape)
+        self._release([name])
+        return torch.from_numpy(values)
 
-    def _raw(self, stored: StoredTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """The weight's codes and scales; codes may be a view of the file."""
+        found = self._quantized.get(name)
+        if found is None:
+            return None
+        stem = parts_stem(found.scheme, name)
+        parts = StoredParts(stem, found.shape, self._stored.get, self._raw)
+        return READERS[found.scheme.method](parts, found.scheme)
+
+    def _raw(self, stored: StoredTensor) -> NDArray[np.uint8]:
+        return self._map(stored).bytes(stored.offset, stored.nbytes)
+
+    def _map(self, stored: StoredTensor) -> MappedFile:
         if stored.file not in self._maps:
-            self._maps[stored.file] = np.memmap(stored.file, np.uint8, "r")
-        return np.array(self._maps[stored.file][stored.offset : stored.offset + stored.nbytes])
+            self._maps[stored.file] = MappedFile(Path(stored.file))
+        return self._maps[stored.file]
+
+    def _release(self, names: Iterable[str]) -> None:
+        for name in names:
+            if (stored := self._stored.get(name)) is not None:
+                self._map(stored).release(stored.offset, stored.nbytes)
+
+
+def _quantized(
+    arch: ModelArch, stored: Mapping[str, StoredTensor]
+) -> Iterator[tuple[str, _Quantized]]:
+    """The weights that the model's format holds in parts, by name."""
+    format_ = arch.weight_format
+    if format_.name in ("none", "gguf"):
+        return
+    for spec in arch.tensors():
+        scheme = format_.scheme_of(spec)
+        if scheme is not NOT_QUANTIZED:
+            parts = tuple(format_.parts(spec, arch.dtype))
+            for part in parts:
+                if part.name not in stored and not part.name.endswith(OPTIONAL_PARTS):
+                    raise CorruptFileError(
+                        f"the checkpoint lacks {part.name}",
+                        seen=f"{spec.name} in {format_.name}",
+                        fix="fetch the model again; config and weights must be of one revision",
+                    )
+            yield spec.name, _Quantized(spec.shape, scheme, parts)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from hullspeed.arch.mixers import FullAttention
-from hullspeed.arch.mlps import DenseMlp
+from hullspeed.arch.mixers import FullAttention, GatedDeltaNet
+from hullspeed.arch.mlps import DenseMlp, MoeMlp
 from hullspeed.arch.model import Layer, ModelArch
+from hullspeed.arch.schemes import PLAIN
 from hullspeed.errors import UnsupportedModelError
+from hullspeed.models.mlp import ACTIVATIONS
+from hullspeed.models.quantized.readers import READERS, unreadable
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = (
+    *DENSE, "qwen3_moe", "mixtral", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma3", "gpt_oss",
+)  # fmt: skip
 
 
 def check_supported(arch: ModelArch) -> None:
@@ -22,50 +28,79 @@ def check_supported(arch: ModelArch) -> None:
             seen=arch.family,
             fix=f"it runs {', '.join(FAMILIES)}; another engine may run it (--engine)",
         )
+    if arch.quant == "gguf" and arch.family not in DENSE:
+        # llama.cpp's converter changes norms, gates and experts of these families.
+        raise UnsupportedModelError(
+            "the embedded engine does not read this family from GGUF",
+            seen=arch.family,
+            fix="use its safetensors checkpoint",
+        )
+    check_format(arch)
     for i, layer in enumerate(arch.layers):
-        mixer, mlp = attention_of(layer), mlp_of(layer)
-        for what, fault in _faults(mixer, mlp, layer.norms):
+        for what, fault in (*_mixer_faults(layer), *_mlp_faults(layer)):
             if fault:
-                raise _unsupported(f"layer {i} with {what}", layer)
+                raise UnsupportedModelError(
+                    f"the embedded engine does not run layer {i} with {what}",
+                    seen=(layer.mixer.kind, layer.mlp.kind),
+                    fix="another engine may run it (--engine)",
+                )
 
 
-def attention_of(layer: Layer) -> FullAttention:
-    """The layer's mixer, which is attention.
+def skipped_parts(arch: ModelArch) -> tuple[str, ...]:
+    """Parts of the checkpoint that are not loaded, by what it means for a user."""
+    meanings = {
+        "vision": "the vision tower (images are refused)",
+        "mtp": "the multi-token-prediction layers (no speculative decoding)",
+    }
+    return tuple(meanings[extra.name] for extra in arch.extras if extra.name in meanings)
+
+
+def check_format(arch: ModelArch) -> None:
+    """Refuse a weight format that is not read here.
 
     Raises:
-        UnsupportedModelError: if it is not.
+        UnsupportedModelError: naming it.
     """
-    if not isinstance(layer.mixer, FullAttention):
-        raise _unsupported("a layer without attention", layer)
-    return layer.mixer
+    found = arch.weight_format
+    if found.name in ("none", "gguf"):
+        return
+    schemes = {found.scheme, *found.layers.values()} - {PLAIN}
+    reasons = [reason for scheme in schemes if (reason := unreadable(scheme))]
+    if not schemes:  # only its headers were understood
+        reasons = [f"the quantization {arch.quant!r}"]
+    for reason in reasons:
+        raise UnsupportedModelError(
+            f"the embedded engine does not read {reason}",
+            seen=found.name,
+            fix=f"it reads {', '.join(sorted(READERS))}; another engine may run it (--engine)",
+        )
 
 
-def mlp_of(layer: Layer) -> DenseMlp:
-    """The layer's MLP, which is dense.
-
-    Raises:
-        UnsupportedModelError: if it is not.
-    """
-    if not isinstance(layer.mlp, DenseMlp):
-        raise _unsupported("a layer without a dense MLP", layer)
-    return layer.mlp
-
-
-def _unsupported(what: str, layer: Layer) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"the embedded engine does not run {what}",
-        seen=(layer.mixer.kind, layer.mlp.kind),
-        fix="another engine may run it (--engine)",
-    )
+def _mixer_faults(layer: Layer) -> list[tuple[str, bool]]:
+    mixer = layer.mixer
+    if isinstance(mixer, FullAttention):
+        return [
+            (
+                "query heads that no whole number shares a key head",
+                mixer.q_heads % mixer.kv_heads > 0,
+            ),
+            ("an odd rotary dimension", mixer.rotary_dim % 2 > 0),
+            ("a head dimension that is no multiple of 16", mixer.head_dim % 16 > 0),
+        ]
+    if isinstance(mixer, GatedDeltaNet):
+        return [("a value head whose width is no multiple of 16", mixer.v_dim % 16 > 0)]
+    return [("neither attention nor a gated delta rule", True)]
 
 
-def _faults(mixer: FullAttention, mlp: DenseMlp, norms: tuple[str, ...]) -> list[tuple[str, bool]]:
-    return [
-        ("an output gate on its attention", mixer.output_gate),
-        ("attention sinks", mixer.sinks),
-        ("query heads that no whole number shares a key head", mixer.q_heads % mixer.kv_heads > 0),
-        ("an odd rotary dimension", mixer.rotary_dim % 2 > 0),
-        ("a head dimension that is no multiple of 16", mixer.head_dim % 16 > 0),
-        (f"the activation {mlp.activation!r}", mlp.activation != "silu"),
-        ("norms other than two", len(norms) != 2),
+def _mlp_faults(layer: Layer) -> list[tuple[str, bool]]:
+    mlp = layer.mlp
+    if not isinstance(mlp, DenseMlp | MoeMlp):
+        return [("no MLP", True)]
+    found = [
+        (f"the activation {mlp.activation!r}", mlp.activation not in ACTIVATIONS),
+        ("an MLP without a gate", len(mlp.names) != 3),
+        ("norms other than two or four", len(layer.norms) not in (2, 4)),
     ]
+    if isinstance(mlp, MoeMlp):
+        found.append(("a router with a correction bias", mlp.correction_bias))
+    return found

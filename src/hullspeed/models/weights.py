@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import CorruptFileError
+from hullspeed.models.quantized import QuantizedTensor
 
 _SHOWN = 5  # names quoted in a message
 _BUFFERS = (".rotary_emb.inv_freq",)  # old Llama checkpoints store what is computed here
@@ -29,6 +30,16 @@ class Weights(ABC):
             CorruptFileError: if there is none.
             UnsupportedModelError: if its number format is not read here.
         """
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """The codes and scales of weight ``name``, or ``None`` if it is not kept so.
+
+        For back ends that compute with codes; :meth:`tensor` gives the same weight in float32.
+
+        Raises:
+            CorruptFileError: if a part is missing, of another type or shape, or not finite.
+        """
+        return None
 
     def frequency_factors(self) -> Tensor | None:
         """Divisors of the rotary frequencies ``[rotary_dim / 2]``, if the weights carry them."""

@@ -1,0 +1,212 @@
+"""Quantized checkpoints against independent dequantization, weight by weight and token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hullspeed.arch.load import load_arch
+from hullspeed.arch.quant import weight_bytes
+from hullspeed.errors import CorruptFileError, UnsupportedModelError
+from hullspeed.kernels.batch import Batch, SpanInput
+from hullspeed.models.load import load_decoder, open_weights
+from hullspeed.models.quantized import numbers
+from hullspeed.models.weights import Weights
+from hullspeed.sources.files import from_folder
+
+from .quantized_files import all_formats, write_pair
+
+FORMATS = all_formats()
+
+
+def opened(folder: Path) -> tuple[Any, Weights]:
+    files = from_folder(folder, source=str(folder))
+    arch = load_arch(files)
+    return arch, open_weights(files.weights, arch)
+
+
+def greedy(folder: Path, n_tokens: int = 24) -> tuple[list[int], torch.Tensor]:
+    """Tokens, and the logits of the first step."""
+    files = from_folder(folder, source=str(folder))
+    decoder = load_decoder(files.weights, load_arch(files), kernels="ref", weight_dtype="fp32")
+    decoder.allocate_kv(1)
+    tokens, first = [5, 17, 3, 88, 41], None
+    start = 0
+    while len(tokens) < n_tokens:
+        span = SpanInput(tokens[start:], start, [0], sample=True)
+        logits = decoder.forward(Batch.of([span]))[0]
+        first = logits if first is None else first
+        start = len(tokens)
+        tokens.append(int(logits.argmax()))
+    assert first is not None
+    return tokens, first
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_against_independent_dequantization(name: str, tmp_path: Path) -> None:
+    section, encode = FORMATS[name]()
+    quantized, twin = write_pair(tmp_path, section, encode)
+    arch, weights = opened(quantized)
+    twin_arch, wanted = opened(twin)
+    weights.check(arch)
+    assert weight_bytes(arch) < weight_bytes(twin_arch)
+    for spec in arch.tensors():
+        got, want = weights.tensor(spec.name), wanted.tensor(spec.name)
+        assert torch.equal(got, want), f"{spec.name}: {(got - want).abs().max()}"
+        assert (weights.quantized(spec.name) is not None) == spec.name.endswith("proj.weight")
+    tokens, logits = greedy(quantized)
+    same_tokens, same_logits = greedy(twin)
+    assert tokens == same_tokens
+    assert torch.equal(logits, same_logits)
+
+
+@pytest.mark.parametrize("name", ["fp8 block", "ct int4 asymmetric", "gptq 4", "ct nvfp4"])
+@pytest.mark.parametrize("fault", ["scale infinite", "part missing", "part cut", "wrong type"])
+def test_a_damaged_part_is_refused_by_name(name: str, fault: str, tmp_path: Path) -> None:
+    import safetensors.torch
+
+    section, encode = FORMATS[name]()
+    folder, _ = write_pair(tmp_path, section, encode)
+    arch, _ = opened(folder)  # as its intact header reads
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    stem = "model.layers.1.mlp.down_proj"
+    suffix = next(
+        s for s in ("weight_scale_inv", "weight_scale", "scales") if f"{stem}.{s}" in tensors
+    )
+    codes = next(s for s in ("weight_packed", "qweight", "weight") if f"{stem}.{s}" in tensors)
+    match fault:
+        case "scale infinite":
+            bad = f"{stem}.{suffix}"
+            scales = tensors[bad].float()
+            scales[0, 0] = float("nan")
+            tensors[bad] = scales.to(tensors[bad].dtype)
+        case "part missing":
+            bad = f"{stem}.{suffix}"
+            del tensors[bad]
+        case "part cut":
+            bad = f"{stem}.{codes}"
+            tensors[bad] = tensors[bad][:-1].contiguous()
+        case _:
+            bad = f"{stem}.{codes}"
+            tensors[bad] = tensors[bad].to(
+                torch.int64 if "q" in codes or "p" in codes else torch.int8
+            )
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(CorruptFileError, match=bad.replace(".", r"\.")):
+        open_weights([path], arch).tensor(f"{stem}.weight")
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    import safetensors.torch
+
+    folder, _ = write_pair(tmp_path, *FORMATS["fp8 block"]())
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name].view(torch.uint8)[3, 4] = 0xFF
+    safetensors.torch.save_file(tensors, path)
+    _, weights = opened(folder)
+    with pytest.raises(CorruptFileError, match=r"layers\.0\.mlp\.up_proj\.weight.*not a number"):
+        weights.tensor(name)
+
+
+def test_a_group_out_of_range_and_a_shape_that_contradicts(tmp_path: Path) -> None:
+    import safetensors.torch
+
+    for name, part, message in (
+        ("gptq 4 ordered", "g_idx", "group outside"),
+        ("ct int4 group", "weight_shape", "states another shape"),
+    ):
+        folder, _ = write_pair(tmp_path / part, *FORMATS[name]())
+        path = folder / "model.safetensors"
+        tensors = safetensors.torch.load_file(path)
+        tensors[f"model.layers.0.self_attn.q_proj.{part}"][0] = 999
+        safetensors.torch.save_file(tensors, path)
+        _, weights = opened(folder)
+        with pytest.raises(CorruptFileError, match=rf"q_proj\.{part}.*{message}"):
+            weights.tensor("model.layers.0.self_attn.q_proj.weight")
+
+
+def test_biases_of_gptq_pass_only_if_they_are_zero(tmp_path: Path) -> None:
+    import safetensors.torch
+
+    folder, _ = write_pair(tmp_path, *FORMATS["gptq 4"]())
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    bias = "model.layers.0.self_attn.o_proj.bias"
+    tensors[bias] = torch.zeros(128, dtype=torch.float16)
+    safetensors.torch.save_file(tensors, path)
+    arch, weights = opened(folder)
+    weights.check(arch)
+    tensors[bias][3] = 0.5
+    safetensors.torch.save_file(tensors, path)
+    arch, weights = opened(folder)
+    with pytest.raises(UnsupportedModelError, match=r"o_proj\.bias"):
+        weights.check(arch)
+
+
+def test_formats_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
+    _, encode = FORMATS["awq"]()
+    unread: dict[str, tuple[dict[str, Any], str]] = {
+        "gemv": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "awq"),
+        "marlin": (
+            {"quant_method": "gptq", "bits": 4, "group_size": 64, "checkpoint_format": "marlin"},
+            "gptq",
+        ),
+        "hqq": ({"quant_method": "hqq"}, "hqq"),
+    }
+    for name, (section, message) in unread.items():
+        folder, _ = write_pair(tmp_path / name, section, encode)
+        files = from_folder(folder, source="x")
+        with pytest.raises(UnsupportedModelError, match=f"does not read.*{message}"):
+            load_decoder(files.weights, load_arch(files), kernels="ref")
+
+
+def test_experts_of_gpt_oss_as_transformers_reads_them() -> None:
+    """Fused MXFP4 blocks: the plain weight is ``[experts, in, out]``."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    from hullspeed.arch.safetensors import StoredTensor
+    from hullspeed.arch.schemes import Scheme
+    from hullspeed.models.quantized.parts import StoredParts
+    from hullspeed.models.quantized.readers import mxfp4_blocks
+
+    rng = np.random.default_rng(2)
+    experts, inputs, outputs = 3, 96, 40
+    blocks = rng.integers(0, 256, (experts, outputs, inputs // 32, 16), dtype=np.uint8)
+    scales = rng.integers(100, 140, (experts, outputs, inputs // 32), dtype=np.uint8)
+    stored = {"e.down_proj_blocks": blocks, "e.down_proj_scales": scales}
+
+    def find(name: str) -> StoredTensor | None:
+        data = stored.get(name)
+        return None if data is None else StoredTensor(name, "U8", data.shape, 0, data.nbytes, "")
+
+    parts = StoredParts(
+        "e.down_proj_", (experts, inputs, outputs), find, lambda t: stored[t.name].reshape(-1)
+    )
+    tensor = mxfp4_blocks(parts, Scheme("mxfp4_blocks", bits=4, group=32))
+    want = convert_moe_packed_tensors(
+        torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32
+    )
+    assert tensor.shape == (experts, inputs, outputs)
+    assert torch.equal(torch.from_numpy(tensor.dequantize()), want)
+    scales[1, 0, 0] = 255
+    with pytest.raises(CorruptFileError, match=r"e\.down_proj_scales"):
+        mxfp4_blocks(parts, Scheme("mxfp4_blocks", bits=4, group=32))
+
+
+def test_tables_of_numbers_against_torch() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    e4m3 = codes.view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(numbers.e4m3(), e4m3)
+    e8m0 = codes.view(torch.float8_e8m0fnu).float().numpy()
+    np.testing.assert_array_equal(numbers.e8m0(), e8m0)
+    np.testing.assert_array_equal(numbers.int8(), codes.view(torch.int8).float().numpy())
+    from transformers.integrations.mxfp4 import FP4_VALUES
+
+    np.testing.assert_array_equal(numbers.e2m1(), np.array(FP4_VALUES, np.float32))
