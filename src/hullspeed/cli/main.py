@@ -15,6 +15,7 @@ from hullspeed.errors import BrokenStackError, HullspeedError
 COMMANDS = {
     "up": "Pull, plan, preflight, serve, verify and bench a model; one report.",
     "plan": "Will this model fit and meet the objective, on which hardware, at what cost?",
+    "simulate": "What would my traffic see: latencies, goodput, cache hits, capacity, cost?",
     "preflight": "Is the stack whole, from driver to model files? A gate with an exit code.",
     "serve": "Serve a model over the OpenAI API.",
     "verify": "Is an endpoint correct?",

@@ -116,7 +116,36 @@ class Findings:
     findings: tuple[Finding, ...]
 
 
-Block = Paragraph | Bullets | Code | Table | MemoryBar | Percentiles | Comparison | Findings
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of a plot; ``marked`` ones are filled."""
+
+    x: float
+    y: float
+    label: str = ""
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one kind, joined by a line or not."""
+
+    name: str
+    points: tuple[Point, ...]
+    line: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """Series over common axes that start at zero; pages draw it, terminals leave it out."""
+
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    caption: str = ""
+
+
+Block = Paragraph | Bullets | Code | Table | MemoryBar | Percentiles | Comparison | Findings | Plot
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,13 @@ from hullspeed.report.blocks import (
     MemoryBar,
     Paragraph,
     Percentiles,
+    Plot,
     Report,
     Section,
     Table,
     number,
 )
+from hullspeed.report.plot import plot_svg
 from hullspeed.units import format_bytes
 
 # Paul Tol's bright scheme: told apart with any colour vision.
@@ -82,6 +84,8 @@ def block_html(block: Block) -> str:
             return _percentiles(block)
         case Comparison():
             return _comparison(block)
+        case Plot():
+            return plot_svg(block)
         case Findings(findings):
             return "<dl>" + "".join(_finding(finding) for finding in findings) + "</dl>"
 

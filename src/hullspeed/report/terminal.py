@@ -20,6 +20,7 @@ from hullspeed.report.blocks import (
     MemoryBar,
     Paragraph,
     Percentiles,
+    Plot,
     Report,
     Section,
     Table,
@@ -70,6 +71,8 @@ def block_renderable(block: Block) -> RenderableType:
             return _percentiles(block)
         case Comparison():
             return _comparison(block)
+        case Plot(caption=caption):
+            return Text(f"(plot: {caption}; see --html)", style="dim")
         case Findings(findings):
             return Group(*[_finding(finding) for finding in findings])
 

@@ -103,7 +103,9 @@ def cache_engine(
     """
     work = Work(arch, kv_dtype=kv_dtype)
     page_bytes = round(arch.kv_bytes(PAGE_TOKENS * 64, kv_dtype) / 64)
-    state_bytes = round(arch.state_bytes(policy.state_dtype, arch.dtype)) if policy.state_dtype else 0
+    state_bytes = (
+        round(arch.state_bytes(policy.state_dtype, arch.dtype)) if policy.state_dtype else 0
+    )
     n_pages = (budget_bytes - 3 * state_bytes) // page_bytes
     slots = budget_bytes // state_bytes if state_bytes else 0
     running = max_running if not state_bytes else min(max_running, (slots - 1) // 2)
@@ -176,6 +178,8 @@ def by_name(arch: ModelArch, names: Iterable[str]) -> tuple[CachePolicy, ...]:
     known = {row.name for row in rows} | {row.cache for row in rows}
     for name in names:
         if name not in known:
-            raise UsageError("no such cache policy", seen=name, fix=f"use {', '.join(sorted(known))}")
+            raise UsageError(
+                "no such cache policy", seen=name, fix=f"use {', '.join(sorted(known))}"
+            )
     wanted = set(names)
     return tuple(row for row in rows if not wanted or row.name in wanted or row.cache in wanted)

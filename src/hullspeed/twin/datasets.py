@@ -24,11 +24,15 @@ def sharegpt(path: Path) -> Workload:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError("the trace cannot be read", seen=str(path), fix=error.strerror or "") from error
+        raise UsageError(
+            "the trace cannot be read", seen=str(path), fix=error.strerror or ""
+        ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path.name}, row 1: not JSON", seen=str(error)) from error
     if not isinstance(data, list):
-        raise UsageError(f"{path.name}, row 1: not a list of conversations", seen=type(data).__name__)
+        raise UsageError(
+            f"{path.name}, row 1: not a list of conversations", seen=type(data).__name__
+        )
     contents = Contents()
     turns = []
     for number, entry in enumerate(data, 1):

@@ -33,7 +33,10 @@ def _requests(
         places = [n_tokens]
         shared = min(shared_tokens, n_tokens - 1)
         if shared:
-            prompt = [Part(rng.choice(prefixes), shared), Part(prompt[0].content, n_tokens - shared)]
+            prompt = [
+                Part(rng.choice(prefixes), shared),
+                Part(prompt[0].content, n_tokens - shared),
+            ]
             places = [shared, n_tokens]
         turns.append(
             Turn(

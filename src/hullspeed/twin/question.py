@@ -8,15 +8,19 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 
 from hullspeed.arch.model import ModelArch
-from hullspeed.errors import HullspeedError
+from hullspeed.errors import HullspeedError, UsageError
+from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.hardware.gpu import Gpu
 from hullspeed.memory.budget import EngineSettings, GpuMemory, WeightBytes
 from hullspeed.memory.layers import kv_dtype_of, state_dtype_of
 from hullspeed.perf.roofline import Roofline
+from hullspeed.perf.step import StepCost
+from hullspeed.perf.work import StepSeconds
 from hullspeed.twin.engine import EngineModel
 from hullspeed.twin.played import Played
 from hullspeed.twin.player import play
@@ -25,12 +29,29 @@ from hullspeed.twin.summary import Objective, Summary, summarize
 from hullspeed.twin.workload import Workload
 
 
+class Cost(NamedTuple):
+    """What steps and requests cost.
+
+    Attributes:
+        request_s: From a request's bytes to its arrival at the scheduler.
+        stream_token_s: Added to a step for each token it puts out.
+        history: What the numbers rest on, with their errors.
+    """
+
+    steps: StepSeconds
+    request_s: float
+    stream_token_s: float
+    history: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """A model on GPUs under an engine's settings.
 
     Attributes:
         label: What distinguishes it from its neighbours in a table.
+        gpu: ``None`` for the embedded engine on this machine, whose ``ceilings`` then say how fast
+            it is.
         cache: Another prefix cache than the engine's own.
         usd_per_hour: Of all GPUs.
     """
@@ -38,18 +59,37 @@ class Question:
     label: str
     arch: ModelArch
     weights: WeightBytes
-    gpu: Gpu
+    gpu: Gpu | None
     memory: GpuMemory
     settings: EngineSettings
     cache: str | None = None
     eviction: str = "lru"
+    ceilings: Ceilings | None = None
+    weight_dtype: str = "fp16"
     usd_per_hour: float | None = None
     requests_per_task: int = 1
     task_success: float = 1.0
 
-    def cost(self) -> Roofline:
-        """The cost model of its steps."""
-        return Roofline(
+    def target(self) -> str:
+        """The hardware in words."""
+        if self.gpu is None:
+            return "this machine"
+        return f"{self.settings.tp} x {self.gpu.name}" if self.settings.tp > 1 else self.gpu.name
+
+    def cost(self) -> Cost:
+        """The cost model of its steps.
+
+        Raises:
+            UsageError: if nothing is known of the hardware's speed.
+        """
+        if self.ceilings is not None:
+            over = self.ceilings.overheads
+            step = StepCost(self.arch, self.ceilings, self.weight_dtype)
+            how = f"this machine's kernels, {self.ceilings.source} {self.ceilings.measured_at}"
+            return Cost(step, over.request_s, over.stream_token_s, how.strip())
+        if self.gpu is None:
+            raise UsageError("name a GPU", fix="e.g. --gpu h100-sxm")
+        roofline = Roofline(
             self.arch,
             self.gpu,
             weight_bytes=self.weights.decoder,
@@ -57,8 +97,9 @@ class Question:
             state_dtype=state_dtype_of(self.arch, self.settings.state_dtype),
             tp=self.settings.tp,
         )
+        return Cost(roofline, roofline.efficiency.request_s, 0.0, roofline.history)
 
-    def engine(self, workload: Workload, request_s: float) -> EngineModel:
+    def engine(self, workload: Workload, cost: Cost) -> EngineModel:
         """The engine with its memory."""
         return engine_model(
             self.arch,
@@ -68,7 +109,8 @@ class Question:
             typical_tokens=_typical(workload),
             cache=self.cache,
             eviction=self.eviction,
-            request_s=request_s,
+            request_s=cost.request_s,
+            stream_token_s=cost.stream_token_s,
         )
 
     def play(self, workload: Workload) -> Played:
@@ -78,7 +120,7 @@ class Question:
             CapacityError: if the engine would not start.
         """
         cost = self.cost()
-        return play(self.engine(workload, cost.efficiency.request_s), cost, workload)
+        return play(self.engine(workload, cost), cost.steps, workload)
 
     def answer(self, workload: Workload, objective: Objective) -> Summary:
         """Simulate and sum up."""

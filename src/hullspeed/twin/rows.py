@@ -105,4 +105,6 @@ def _open(path: Path) -> Any:
     try:
         return path.open(encoding="utf-8", newline="")
     except OSError as error:
-        raise UsageError("the trace cannot be read", seen=str(path), fix=error.strerror or "") from error
+        raise UsageError(
+            "the trace cannot be read", seen=str(path), fix=error.strerror or ""
+        ) from error

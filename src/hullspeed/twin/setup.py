@@ -147,9 +147,7 @@ def _max_running(plan: MemoryPlan, settings: EngineSettings) -> int:
     return min(bounds)
 
 
-def _step_tokens(
-    arch: ModelArch, memory: GpuMemory, settings: EngineSettings, how: Profile
-) -> int:
+def _step_tokens(arch: ModelArch, memory: GpuMemory, settings: EngineSettings, how: Profile) -> int:
     if settings.max_num_batched_tokens is not None:
         return settings.max_num_batched_tokens
     if settings.engine == "vllm":
