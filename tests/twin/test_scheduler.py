@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hullspeed.core.hashchain import HashChain
 from hullspeed.core.eviction import Lru
+from hullspeed.core.hashchain import HashChain
 from hullspeed.core.nocache import NoCache
 from hullspeed.core.pages import PagePool, StatePool
 from hullspeed.core.prefix import PrefixCache

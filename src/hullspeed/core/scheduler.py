@@ -108,7 +108,7 @@ class Scheduler:
             )
         sequence = Sequence.of(request)
         self._by_id[request.id] = sequence
-        insort(self.waiting, sequence, key=_age)
+        insort(self.waiting, sequence, key=age)
         return sequence
 
     def cancel(self, request_id: int) -> bool:
@@ -215,7 +215,7 @@ class Scheduler:
             self._lock(sequence, None)
             self._free_pages(self._missing(sequence, match))
         self.waiting.pop(0)
-        insort(self.running, sequence, key=_age)
+        insort(self.running, sequence, key=age)
         sequence.status = Status.RUNNING
         shared = match.pages[: match.shared_pages]
         self.pages.share(shared)
@@ -260,7 +260,7 @@ class Scheduler:
         self.counters.cached_tokens += match.n_tokens
         if self.states.size:
             wanted = self.placement.places(sequence, match, self.cache)
-            sequence.checkpoints = sorted(p for p in wanted if p > match.n_tokens)
+            sequence.checkpoints = sorted({p for p in wanted if p > match.n_tokens})
 
     def _skip_to_cached(self, sequence: Sequence, now: float) -> None:
         """While a prompt is computed in chunks, another may have put the rest into the cache."""
@@ -389,7 +389,7 @@ class Scheduler:
         sequence.status = Status.WAITING
         sequence.preemptions += 1
         self.counters.preemptions += 1
-        insort(self.waiting, sequence, key=_age)
+        insort(self.waiting, sequence, key=age)
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, sampled: Sampled | None = None
@@ -460,6 +460,7 @@ def _prune(sequence: Sequence) -> None:
         sequence.checkpoints.pop(0)
 
 
-def _age(sequence: Sequence) -> tuple[int, float, int]:
+def age(sequence: Sequence) -> tuple[int, float, int]:
+    """The order of sequences: by priority, arrival, id; the least is the oldest."""
     request = sequence.request
     return request.priority, request.arrival_s, request.id

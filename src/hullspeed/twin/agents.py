@@ -21,8 +21,8 @@ class AgentLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Agent sessions. Medians and sigmas are of lognormal distributions.
 
     Attributes:
-        system_tokens: Shortest and longest of the ``n_systems`` shared system prompts, which grow by
-            equal ratios.
+        system_tokens: Shortest and longest of the ``n_systems`` shared system prompts; those
+            between grow by equal ratios.
         turns: Shortest and longest session, in requests.
         message_tokens: Median of a user or tool message; ``message_sigma`` its spread.
         answer_tokens: Median of the visible answer; thinking is drawn on top of it.
@@ -93,7 +93,7 @@ def _turns(
     load: AgentLoad, rng: random.Random, contents: Contents, system: Part
 ) -> tuple[Turn, ...]:
     said = [system]
-    turns = []
+    turns: list[Turn] = []
     for index in range(rng.randint(*load.turns)):
         said.append(Part(contents.new(), _draw(rng, load.message_tokens, load.message_sigma)))
         prompt = (*said, Part(contents.new(), load.tail_tokens))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+import numpy as np
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
@@ -144,8 +145,6 @@ def cache_row(
     block_tokens: int = 784,
 ) -> CacheRow:
     """Play ``workload`` under one policy and budget."""
-    import numpy as np
-
     engine = cache_engine(
         arch,
         policy,

@@ -63,9 +63,8 @@ def closed_loop(
     """The benchmarks' closed loop: all requests known, ``concurrency`` of them in flight, sent as
     fast as places are free (``--request-rate inf --max-concurrency C``).
 
-    Args:
-        warm_up: Requests sent first that do not count, on top of ``requests``.
-        shared_tokens: First tokens of each prompt, one of ``n_shared`` prefixes.
+    ``warm_up`` requests on top of ``requests`` go first and do not count. The first
+    ``shared_tokens`` of each prompt are one of ``n_shared`` prefixes.
 
     Raises:
         UsageError: for numbers that cannot be.

@@ -88,7 +88,7 @@ def jsonl_rows(path: Path) -> Iterator[Row]:
     with _open(path) as file:
         number = 0
         try:
-            for number, line in enumerate(file, 1):  # noqa: B007 - used after the loop too
+            for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 fields = json.loads(line)

@@ -24,7 +24,7 @@ from hullspeed.core.pages import PagePool, StatePool
 from hullspeed.core.placement import Placement
 from hullspeed.core.prefix import Match, PrefixCache
 from hullspeed.core.request import Sequence, Status
-from hullspeed.core.scheduler import Output, Scheduler, _age
+from hullspeed.core.scheduler import Output, Scheduler, age
 from hullspeed.core.step import Sampled, Span, Step, StepResult
 
 
@@ -145,7 +145,7 @@ class TwinScheduler(Scheduler):
         due = [d.sequence for d in self._page_due.pop(len(self.round_s), ()) if self._holds(d)]
         due += [s for s in self._eager.values() if s.pending == 1]
         if len(due) > 1:
-            due.sort(key=_age)
+            due.sort(key=age)
         given = 0
         for sequence in due:
             if sequence.status is not Status.RUNNING:
@@ -162,7 +162,7 @@ class TwinScheduler(Scheduler):
         left = budget
         prompts = [s for s in self._eager.values() if s.pending > 1]
         if len(prompts) > 1:
-            prompts.sort(key=_age)
+            prompts.sort(key=age)
         for sequence in prompts:
             if left > 0 and sequence.status is Status.RUNNING:
                 self._skip_to_cached(sequence, now)
@@ -211,7 +211,7 @@ class TwinScheduler(Scheduler):
         decodes: list[Span | Sequence] = [*step.spans[: step.n_decode_spans], *ending]
         if ending and len(decodes) > 1:
             # In the order of the production scheduler, because memory is freed in that order.
-            decodes.sort(key=lambda d: _age(d.sequence if isinstance(d, Span) else d))
+            decodes.sort(key=lambda d: age(d.sequence if isinstance(d, Span) else d))
         for item in decodes:
             if isinstance(item, Span):
                 self._take_span(item, now, outputs)
@@ -304,19 +304,14 @@ class TwinScheduler(Scheduler):
 
     def key(self, step: LazyStep) -> tuple[object, ...]:
         """What ``Step.key`` would say if the production scheduler had planned this step."""
-        decodes = [
-            (s.sequence.id, s.start, s.length, s.sample, s.read_slot, s.write_slot, s.sequence)
-            for s in step.spans[: step.n_decode_spans]
-        ]
+        spans = list(step.spans[: step.n_decode_spans])
         for decoding in self._lazy.values() if step.decodes else ():
-            s = decoding.sequence
-            slot = -1 if s.state_slot is None else s.state_slot
-            decodes.append((s.id, self._computed(decoding), 1, True, slot, slot, s))
-        decodes.sort(key=lambda d: _age(d[-1]))
-        spans = tuple((*d[:-1], tuple(d[-1].pages)) for d in decodes)
-        rest = Step(step.spans[step.n_decode_spans :]).key()[0]
-        assert isinstance(rest, tuple)
-        return ((*spans, *rest), tuple(step.copies), tuple(step.state_copies), tuple(step.ended))
+            slot = decoding.sequence.state_slot
+            read = -1 if slot is None else slot
+            spans.append(Span(decoding.sequence, self._computed(decoding), 1, True, read, read))
+        spans.sort(key=lambda span: age(span.sequence))
+        spans += step.spans[step.n_decode_spans :]
+        return Step(spans, step.copies, step.state_copies, step.ended).key()
 
     def token_times(self, request_id: int) -> list[float]:
         """When each output token of a request came; forgets them."""

@@ -34,11 +34,9 @@ def engine_model(
 ) -> EngineModel:
     """``settings.engine`` on ``arch`` with the memory that its allocator computes.
 
-    Args:
-        typical_tokens: Length of a typical sequence; only models with sliding windows need it,
-            because pages here are alike and theirs are not: the pool holds as many sequences of
-            this length as the allocator says.
-        cache: Another prefix cache than the engine's own.
+    ``typical_tokens`` is the length of a typical sequence: of models with sliding windows, whose
+    pages are not alike, the pool holds as many sequences of this length as the allocator says.
+    ``cache`` is another prefix cache than the engine's own.
 
     Raises:
         UsageError: for settings that contradict each other, an unknown engine or cache.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -80,7 +81,7 @@ def spread(times_s: list[float]) -> list[float]:
     arrive as a burst that never was.
     """
     distinct = sorted(set(times_s))
-    step = min((b - a for a, b in zip(distinct, distinct[1:], strict=False)), default=0.0)
+    step = min((b - a for a, b in pairwise(distinct)), default=0.0)
     counts: dict[float, int] = {}
     for time_s in times_s:
         counts[time_s] = counts.get(time_s, 0) + 1
