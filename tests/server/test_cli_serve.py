@@ -43,7 +43,7 @@ def test_keys_are_in_no_config(
     ("arguments", "text"),
     [
         (["x", "--host", "0.0.0.0"], "needs an API key"),
-        (["x", "--engine", "vllm"], "hullspeed launch"),
+        (["x", "--engine", "warp"], "warp"),
         (["x", "--kv-budget", "much"], "not a size"),
         (["x", "--port", "70000"], "--port"),
         (["x", "--api-key", "short"], "at least 8"),

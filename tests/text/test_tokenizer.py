@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import time
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,17 @@ TEXTS = [
     "a" * 300,
 ]
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+# What a letter is depends on the Unicode version that a library was built with; these characters
+# have had their category since 2002.
+SETTLED_TEXT = st.text(
+    st.characters(exclude_categories=["Cs"]).filter(
+        lambda c: (
+            unicodedata.ucd_3_2_0.category(c) != "Cn"
+            and unicodedata.ucd_3_2_0.category(c) == unicodedata.category(c)
+        )
+    ),
+    max_size=60,
+)
 
 
 def small_metadata(pre: str, n_merges: int = 120) -> dict[str, Any]:
@@ -89,7 +101,7 @@ def test_smollm2_ids_equal_a_plain_bpe(
     assert smollm2_tokenizer.encode(text) == smollm2_reference.encode(text)
 
 
-@given(text=ANY_TEXT)
+@given(text=SETTLED_TEXT)
 @settings(max_examples=200, deadline=None)
 def test_any_text_gets_the_ids_of_a_plain_bpe_and_comes_back(
     smollm2_tokenizer: Tokenizer,
@@ -122,7 +134,7 @@ def test_every_way_of_splitting_equals_the_plain_one(
     metadata = small_metadata(pre)
     tokenizer, plain = Tokenizer.from_gguf(metadata), reference(metadata, patterns, **options)
 
-    @given(text=ANY_TEXT)
+    @given(text=SETTLED_TEXT)
     @settings(max_examples=80, deadline=None)
     def check(text: str) -> None:
         assert tokenizer.encode(text) == plain.encode(text)

@@ -14,7 +14,7 @@ from hullspeed import __version__
 from hullspeed.bench import BenchSpec, run_sync
 from hullspeed.bench import Objective as LatencyObjective
 from hullspeed.bench import run as run_bench
-from hullspeed.errors import EngineError
+from hullspeed.errors import EngineError, UsageError
 from hullspeed.findings import Finding
 from hullspeed.hardware.ceilings import Ceilings, load_ceilings
 from hullspeed.hardware.machine import Machine, detect_machine
@@ -53,6 +53,20 @@ class UpSpec(msgspec.Struct, frozen=True, kw_only=True):
     tpot_s: float | None = None
     overrides: tuple[str, ...] = ()
 
+    def check(self) -> None:
+        """Refuse what cannot be measured.
+
+        Raises:
+            UsageError: naming the field.
+        """
+        for name in ("isl_tokens", "osl_tokens"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1", seen=getattr(self, name))
+        for name in ("ttft_s", "tpot_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} must be above 0", seen=value)
+
 
 class Watcher:
     """Told how the run goes; does nothing by itself."""
@@ -76,6 +90,7 @@ def run(spec: UpSpec, watcher: Watcher | None = None) -> UpResult:
     Raises:
         HullspeedError: of the stage that could not be done; nothing is left running.
     """
+    spec.check()
     return _Run(spec, watcher or Watcher()).run()
 
 
