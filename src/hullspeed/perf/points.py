@@ -1,0 +1,243 @@
+"""Points: published measurements, read row by row; what a row does not say is stated as assumed.
+
+Columns: source, model, gpu, n_gpus, precision, engine, version, isl, osl, concurrency_or_rate,
+ttft_ms, itl_ms, output_tok_s, notes.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hullspeed.errors import UsageError
+
+_COLUMNS = ("source", "model", "gpu", "n_gpus", "precision", "engine", "version", "isl", "osl",
+            "concurrency_or_rate", "ttft_ms", "itl_ms", "output_tok_s", "notes")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One row that says enough to be predicted.
+
+    Attributes:
+        line: Of the file, 1 is the header.
+        source: Where it was published.
+        family: Of sources that share a protocol.
+        model: Name in the catalogue.
+        quant: Weight format.
+        protocol: ``closed``: ``concurrency`` in flight, ``prompts`` in all; ``burst``: all sent at
+            once; ``open``: ``rate`` per second.
+        spread: Lengths are uniform between this share of the nominal length and all of it; with
+            0 they are drawn as conversations are, exponentially.
+        accept: Tokens a decode step yields; 1 without speculation, 0 if the row does not say.
+        step_tokens: Token budget of a step; 0 for the engine's default.
+        memory_fraction: As the engine was told; 0 for its default.
+        median: ``ttft_s`` is a median; else a mean.
+        assumed: What the row does not say.
+        tpot_s: Mean time between tokens; 0 where not measured, as the next two.
+    """
+
+    line: int
+    source: str
+    family: str
+    model: str
+    gpu: str
+    tp: int
+    quant: str
+    kv_dtype: str
+    engine: str
+    version: str
+    isl: float
+    osl: float
+    protocol: Literal["closed", "burst", "open"]
+    concurrency: int
+    rate: float
+    prompts: int
+    spread: float
+    accept: float
+    step_tokens: int
+    memory_fraction: float
+    median: bool
+    assumed: str
+    ttft_s: float
+    tpot_s: float
+    output_tokens_per_s: float
+
+    @property
+    def group(self) -> str:
+        """What is left out together: one model, format, GPU, number of GPUs and engine."""
+        name = (self.family, self.model, self.quant, f"{self.tp}x{self.gpu}", self.engine)
+        return " | ".join(name + (("speculative",) if self.accept != 1.0 else ()))
+
+
+_GPUS = (
+    ("h100 nvl", "H100-NVL"), ("h100", "H100-SXM"), ("h200", "H200"), ("h20", "H20"),
+    ("gb200", "GB200"), ("gb300", "GB300"), ("b200", "B200"), ("b300", "B300"),
+    ("a100-sxm4-40", "A100-40GB-SXM"), ("a100", "A100-80GB-SXM"), ("a800", "A100-80GB-SXM"),
+    ("a6000", "RTX A6000"), ("6000 ada", "RTX 6000 Ada"), ("3090", "RTX 3090"),
+    ("5090", "RTX 5090"), ("4090", "RTX 4090"), ("l40s", "L40S"),
+)  # fmt: skip
+_MODELS = (
+    ("qwen3.6-27b", "Qwen/Qwen3.6-27B"), ("qwen3.8-27b", "Qwen/Qwen3.8-27B"),
+    ("qwen3.5-27b", "Qwen/Qwen3.5-27B"), ("35b-a3b", "Qwen/Qwen3.6-35B-A3B"),
+    ("qwen3.5-9b", "Qwen/Qwen3.5-9B"), ("qwen3-32b", "Qwen/Qwen3-32B"),
+    ("qwen3-14b", "Qwen/Qwen3-14B"), ("qwen3-8b", "Qwen/Qwen3-8B"),
+    ("qwen3-30b", "Qwen/Qwen3-30B-A3B"), ("gpt-oss-120b", "openai/gpt-oss-120b"),
+    ("gpt-oss-20b", "openai/gpt-oss-20b"), ("mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1"),
+    ("mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1"), ("deepseek-r1", "deepseek-ai/DeepSeek-R1"),
+    ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"), ("llama-3-8b", "meta-llama/Llama-3.1-8B"),
+    ("llama-3.1-70b", "meta-llama/Llama-3.1-70B"), ("llama-3-70b", "meta-llama/Llama-3.1-70B"),
+    ("llama-3.3-70b", "meta-llama/Llama-3.1-70B"),
+)  # fmt: skip
+
+
+def read_points(path: Path) -> list[Point]:
+    """Every row of the file that says enough: model, GPU, lengths and load known.
+
+    Raises:
+        UsageError: if the file lacks a column, naming it, or a number is not one, naming its line.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            for name in _COLUMNS:
+                if name not in (reader.fieldnames or ()):
+                    raise UsageError("the points file lacks a column", seen=name)
+            points = [_point(row, line) for line, row in enumerate(reader, 2)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the points file: {error}", seen=str(path)) from error
+    return [point for point in points if point is not None]
+
+
+def _point(row: dict[str, str], line: int) -> Point | None:
+    model = next((full for key, full in _MODELS if key in row["model"].lower()), None)
+    gpu = next((name for key, name in _GPUS if key in row["gpu"].lower()), None)
+    load = _load(row)
+    isl, osl = _length(row["isl"], 0), _length(row["osl"], 1)
+    if not model or not gpu or not load or isl < 1 or osl < 1 or "not stated" in row["gpu"]:
+        return None
+    protocol, concurrency, rate, prompts = load
+    engine = {"nim (trt-llm)": "trtllm"}.get(row["engine"].lower(), row["engine"].lower())
+    family, spread, assumed = _family(row)
+    step_tokens = 0
+    if family == "sweep" and engine != "sglang":
+        # TTFT there hardly depends on output length and grows with concurrency as one prompt a
+        # step does; with 8,192 tokens a step it would be two to three times as long.
+        step_tokens = int(isl) + (concurrency if engine == "vllm" else 0)
+        assumed = f"{assumed}, one prompt a step"
+    if not prompts:
+        prompts = max(10 * concurrency, 16)
+        assumed = f"10 prompts a client; {assumed}" if assumed else "10 prompts a client"
+    quant = _quant(row, model)
+    accept = _accept(row)
+    if accept != 1.0:
+        spread = 0.8
+        assumed = "accepted drafts vary as lengths between 0.8 and 1 would"
+    said = re.search(r"mem-fraction ([\d.]+)", row["notes"])
+    return Point(
+        line=line,
+        source=row["source"],
+        family=family,
+        model=model,
+        gpu=gpu,
+        tp=int(_number(row["n_gpus"], "n_gpus", line)),
+        quant=quant,
+        kv_dtype="fp8" if quant != "none" and engine == "trtllm" else "bf16",
+        engine=f"{engine}-0.7" if row["version"].startswith("0.7.") else engine,
+        version=row["version"],
+        isl=isl,
+        osl=osl,
+        protocol=protocol,
+        concurrency=concurrency,
+        rate=rate,
+        prompts=prompts,
+        spread=spread,
+        accept=accept,
+        step_tokens=step_tokens,
+        memory_fraction=float(said[1]) if said else 0.0,
+        median="P50" in row["notes"],
+        assumed=assumed,
+        ttft_s=_number(row["ttft_ms"], "ttft_ms", line) / 1e3,
+        tpot_s=_tpot(row, line) / 1e3,
+        output_tokens_per_s=_number(row["output_tok_s"], "output_tok_s", line),
+    )
+
+
+def _load(row: dict[str, str]) -> tuple[Literal["closed", "burst", "open"], int, float, int] | None:
+    """Protocol, requests in flight, rate, prompts (0: not said)."""
+    text, notes = row["concurrency_or_rate"], row["notes"]
+    said = re.search(r"num_prompts (\d+)(x conc)?", notes)
+    if found := re.fullmatch(r"(?:concurrency )?(\d+)(?: \(interactive\))?", text):
+        concurrency = int(found[1])
+        prompts = int(said[1]) * (concurrency if said and said[2] else 1) if said else 0
+        return "closed", concurrency, 0.0, prompts
+    if found := re.match(r"rate inf, (\d+) prompts, max/peak concurrency (\d+|nan)", text):
+        prompts = int(found[1])
+        peak = prompts if found[2] == "nan" else int(found[2])
+        if "Rate " in notes.partition("case:")[2]:
+            return None  # a rate that the row does not repeat
+        return ("burst" if peak >= prompts else "closed"), min(peak, prompts), 0.0, prompts
+    if found := re.match(r"open-loop ([\d.]+) qps", text):
+        return "open", 0, float(found[1]), 400
+    if text.startswith("offline"):
+        return "burst", 400, 0.0, 400
+    return None
+
+
+def _length(text: str, output: int) -> float:
+    if text == "sharegpt std":
+        return (220.0, 190.0)[output]  # means of ShareGPT as vLLM's benchmark filters it
+    found = re.search(r"\d+\.?\d*", text.replace("p50", ""))
+    return float(found[0]) if found else 0.0
+
+
+def _family(row: dict[str, str]) -> tuple[str, float, str]:
+    source, notes = row["source"].lower(), row["notes"]
+    if "accelmark" in source:
+        return "accelmark", 0.0, "ShareGPT lengths drawn exponentially"
+    if "gpustack" in source:
+        return "gpustack", 1.0 if "random" in notes.partition("case:")[2] else 0.0, ""
+    if source.startswith("sgl-project"):
+        return "sglang", 1.0, ""
+    if "nim" in source:
+        return "nim", 0.8, "range ratio 0.8"
+    if "source_file=2026" in notes:
+        return "inferencemax", 0.8, "range ratio 0.8"
+    return "sweep", 1.0, "equal lengths"
+
+
+def _quant(row: dict[str, str], model: str) -> str:
+    text = row["precision"].lower()
+    command = row["notes"].partition("cmd:")[2].lower()
+    if "nvfp4" in text:
+        return "nvfp4" if "w4a16" not in text else "awq"
+    for key, quant in (("w4a16", "gptq"), ("w8a16", "w8a16"), ("w8a8", "int8"), ("awq", "awq"),
+                       ("int4", "gptq"), ("fp8", "fp8")):  # fmt: skip
+        if key in text or key in command:
+            return quant
+    if "gpt-oss" in model:
+        return "mxfp4"
+    return "fp8" if "deepseek" in model else "none"
+
+
+def _accept(row: dict[str, str]) -> float:
+    """Tokens a decode step yields; 1 without speculation, 0 if speculating and not said."""
+    notes = row["notes"]
+    if found := re.search(r"accept len ~?([\d.]+)", notes):
+        return float(found[1])
+    return 0.0 if re.search(r"MTP\S* on|EAGLE|speculative", notes) else 1.0
+
+
+def _tpot(row: dict[str, str], line: int) -> float:
+    said = re.search(r"mean TPOT ([\d.]+)", row["notes"])
+    return float(said[1]) if said else _number(row["itl_ms"], "itl_ms", line)
+
+
+def _number(text: str, name: str, line: int) -> float:
+    try:
+        return float(text) if text.strip() else 0.0
+    except ValueError:
+        raise UsageError(f"{name} in line {line} is not a number", seen=text) from None

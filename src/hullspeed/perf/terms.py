@@ -1,0 +1,190 @@
+"""Terms: what a step would take at a data sheet's peaks, and what it counts besides.
+
+Each term is a time at 100 % of one peak (bandwidth, FLOP/s, link) or a count (layers, sequences,
+all-reduces). A step's seconds are their weighted sum; the weights are what ``coefficients.toml``
+holds. Matrix products take what is longer, reading their weights once or multiplying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hullspeed.arch.mixers import GatedDeltaNet, Mamba2
+from hullspeed.arch.model import ModelArch
+from hullspeed.errors import UsageError
+from hullspeed.hardware.gpu import Gpu
+from hullspeed.perf.gemm import padded_rows, wave_factor
+from hullspeed.perf.work import Shape, Work
+
+_ACTIVATION_PASSES = 12  # reads and writes of a hidden-wide 16-bit row in a layer beside its GEMMs
+
+
+class Terms(NamedTuple):
+    """One step; seconds at peak unless said otherwise.
+
+    Attributes:
+        weights_s: Reading the layers' and the head's weights, where that binds.
+        multiply_s: Multiplying in 16 bit, where that binds; rows in whole tiles and waves.
+        multiply_low_s: The same in the format's own 8 or 4 bit.
+        attention_s: Attention arithmetic of prompt chunks, 16 bit.
+        delta_s: Recurrent layers' arithmetic of prompt chunks, 16 bit.
+        kv_s: Reading the KV of single tokens.
+        state_s: Reading and writing recurrent state.
+        rows_s: Norms, rotations, residuals: activations through memory.
+        layers: Layers launched.
+        steps: 1.
+        sequences: Sequences in the step.
+        reduces: All-reduces, two a layer.
+        reduce_s: Their bytes over the link.
+        moe_layers: Layers with routed experts.
+        eager_layers: Layers launched one kernel after another, outside CUDA graphs: those of a
+            step with prompt chunks, or of any step with ``enforce_eager``.
+    """
+
+    weights_s: float = 0.0
+    multiply_s: float = 0.0
+    multiply_low_s: float = 0.0
+    attention_s: float = 0.0
+    delta_s: float = 0.0
+    kv_s: float = 0.0
+    state_s: float = 0.0
+    rows_s: float = 0.0
+    layers: float = 0.0
+    steps: float = 0.0
+    sequences: float = 0.0
+    reduces: float = 0.0
+    reduce_s: float = 0.0
+    moe_layers: float = 0.0
+    eager_layers: float = 0.0
+
+
+class StepTerms:
+    """Terms of steps of ``arch`` on ``tp`` GPUs.
+
+    Raises:
+        UsageError: for a GPU without bandwidth or FLOP/s.
+    """
+
+    def __init__(
+        self,
+        arch: ModelArch,
+        gpu: Gpu,
+        *,
+        weight_bytes: int | None = None,
+        kv_dtype: str = "bf16",
+        state_dtype: str = "fp32",
+        tp: int = 1,
+        eager: bool = False,
+    ) -> None:
+        if gpu.bandwidth_bytes_per_s <= 0 or gpu.flops_per_s.get("bf16", 0.0) <= 0:
+            raise UsageError(
+                "no speeds are known for this GPU",
+                seen=gpu.name,
+                fix="describe it: --gpu custom:memory=48GiB,bandwidth=864,bf16=362",
+            )
+        self.gpu = gpu
+        self.tp = tp
+        self.eager = eager
+        self.work = work = Work(
+            arch, weight_bytes=weight_bytes, kv_dtype=kv_dtype, state_dtype=state_dtype
+        )
+        self.compute_dtype = compute_dtype(arch.quant, gpu)
+        self._bandwidth = gpu.bandwidth_bytes_per_s * tp
+        self._peak = gpu.peak_flops_per_s(self.compute_dtype) * tp
+        self._peak16 = gpu.flops_per_s["bf16"] * tp
+        self._low = self.compute_dtype != "bf16"
+        self._flops_per_token = work.body_flops(1)
+        self._head_bytes = 2.0 * work.head_params
+        self._row_bytes = 2.0 * _ACTIVATION_PASSES * arch.hidden * work.n_layers
+        self._moe_layers = sum(hasattr(layer.mlp, "experts") for layer in arch.layers)
+        self._link = gpu.interconnect_bytes_per_s / 2
+        self._reduce_bytes = 2 * work.n_layers * 2.0 * arch.hidden * 2 * (tp - 1) / tp
+        self._delta_per_token = sum(
+            layer.mixer.flops(1, 0)
+            for layer in arch.layers
+            if isinstance(layer.mixer, GatedDeltaNet | Mamba2)
+        )
+        self._kv_slope = work.kv_bytes(2**17) / 2**17 if not self._bounded() else 0.0
+        self._wave = wave_factor(gpu, arch, tp)
+
+    def _bounded(self) -> bool:
+        """Some layers keep only a window: KV is then not proportional to the context."""
+        return self.work.kv_bytes(2**18) != 2 * self.work.kv_bytes(2**17)
+
+    def decode_kv_bytes(self, n_decode: int, context_tokens: int) -> float:
+        """KV bytes that ``n_decode`` sequences of ``context_tokens`` in all read."""
+        if self._kv_slope:
+            return self._kv_slope * (context_tokens + n_decode)
+        return n_decode * self.work.kv_bytes(context_tokens // n_decode + 1) if n_decode else 0.0
+
+    def of(
+        self,
+        n_decode: int,
+        context_tokens: int,
+        chunks: Sequence[Shape],
+        mbu: float = 0.75,
+        mfu: float = 0.6,
+    ) -> Terms:
+        """Terms of a step of ``n_decode`` single tokens, whose contexts sum to
+        ``context_tokens``, and prompt ``chunks``. ``mbu`` and ``mfu`` are the shares of peak that
+        decide whether reading or multiplying binds.
+        """
+        work, tp = self.work, self.tp
+        n_tokens, n_logits, attention, delta = n_decode, n_decode, 0.0, 0.0
+        for shape in chunks:
+            n_tokens += shape.n_tokens
+            n_logits += shape.sample
+            recurrent = self._delta_per_token * shape.n_tokens
+            delta += recurrent
+            attention += work.attention_flops(shape) - recurrent
+        reading = work.body_bytes(n_tokens) / self._bandwidth
+        rows = padded_rows(n_tokens)
+        multiplying = self._flops_per_token * rows * self._wave(rows) / self._peak
+        weights_s = multiply_s = low_s = 0.0
+        if reading / mbu >= multiplying / mfu:
+            weights_s = reading
+        elif self._low:
+            low_s = multiplying
+        else:
+            multiply_s = multiplying
+        if n_logits:
+            head_read = self._head_bytes / self._bandwidth
+            head_flops = 2.0 * work.head_params * padded_rows(n_logits) / self._peak16
+            if head_read / mbu >= head_flops / mfu:
+                weights_s += head_read
+            else:
+                multiply_s += head_flops
+        sequences = n_decode + len(chunks)
+        return Terms(
+            weights_s=weights_s,
+            multiply_s=multiply_s,
+            multiply_low_s=low_s,
+            attention_s=attention / self._peak16,
+            delta_s=delta / self._peak16,
+            kv_s=self.decode_kv_bytes(n_decode, context_tokens) / self._bandwidth,
+            state_s=2.0 * sequences * work.state_bytes / self._bandwidth,
+            # Norms and residuals are computed by every rank: no share of them is saved.
+            rows_s=self._row_bytes * n_tokens / self.gpu.bandwidth_bytes_per_s,
+            layers=work.n_layers,
+            steps=1.0,
+            sequences=sequences,
+            reduces=2.0 * work.n_layers if tp > 1 else 0.0,
+            reduce_s=self._reduce_bytes * n_tokens / self._link if tp > 1 else 0.0,
+            moe_layers=self._moe_layers,
+            eager_layers=work.n_layers if chunks or self.eager else 0.0,
+        )
+
+
+def compute_dtype(quant: str, gpu: Gpu) -> str:
+    """The format in which ``gpu`` multiplies weights of format ``quant``: their own where both
+    sides of the product are quantized and the hardware can, else 16 bit with weights expanded on
+    the way (Marlin W8A16, AWQ, GPTQ).
+    """
+    if quant.startswith("fp8") and gpu.has("fp8"):
+        return "fp8"
+    if quant.startswith("nvfp4") and gpu.has("fp4"):
+        return "fp4"
+    if quant.startswith("int8") and gpu.has("int8"):
+        return "int8"
+    return "bf16"

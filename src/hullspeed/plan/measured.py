@@ -1,0 +1,154 @@
+"""Measured points predicted: the row's model, engine and load, played as it was measured."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+from hullspeed.arch import catalogue
+from hullspeed.errors import HullspeedError
+from hullspeed.hardware.catalogue import find_gpu
+from hullspeed.memory.budget import EngineSettings
+from hullspeed.perf.fitted import FittedCost, engine_of
+from hullspeed.perf.points import Point
+from hullspeed.perf.replay import Ask, Engine, Record, Replayed, replay
+from hullspeed.perf.speculative import MTP_ACCEPT, SpeculativeCost
+from hullspeed.perf.work import StepSeconds, Work
+from hullspeed.plan.capacity import memory_of
+from hullspeed.plan.model import PlannedModel
+
+# Bytes of a weight by format, scales included.
+_BYTES = {"none": 2.0, "fp8": 1.01, "int8": 1.0, "w8a16": 1.02, "gptq": 0.56, "awq": 0.56,
+          "nvfp4": 0.56, "mxfp4": 0.53}  # fmt: skip
+_DRAFT_TOKENS = 3
+_MOST_PROMPTS = 3000
+
+
+class Predicted(NamedTuple):
+    """What a point is predicted to be; seconds and tokens per second."""
+
+    ttft_s: float
+    tpot_s: float
+    output_tokens_per_s: float
+
+
+@cache
+def model_of(model: str, quant: str) -> PlannedModel:
+    """The catalogue's model with its layers in another format, by its bytes alone."""
+    arch = replace(catalogue.load(model), quant=quant)
+    planned = PlannedModel.of(model, arch, "catalogue")
+    if quant == "none" or catalogue.load(model).quant == quant:
+        return planned
+    tables = (1 if arch.tied_embeddings else 2) * 2 * arch.vocab * arch.hidden
+    decoder = round(Work(arch).body_params * _BYTES[quant]) + tables
+    return replace(planned, weights=replace(planned.weights, decoder=decoder))
+
+
+def cost_of(point: Point) -> FittedCost:
+    """The fitted cost of the point's model on its GPUs."""
+    planned = model_of(point.model, point.quant)
+    return FittedCost(
+        planned.arch,
+        find_gpu(point.gpu),
+        engine=point.engine,
+        weight_bytes=planned.weights.decoder,
+        kv_dtype=point.kv_dtype,
+        tp=point.tp,
+    )
+
+
+def with_speculation(point: Point, cost: FittedCost) -> StepSeconds:
+    """``cost``, with the drafts that the point was measured with."""
+    if point.accept == 1.0:
+        return cost
+    return SpeculativeCost(cost, _DRAFT_TOKENS, point.accept or MTP_ACCEPT)
+
+
+@cache
+def room_of(
+    model: str, quant: str, kv_dtype: str, gpu: str, tp: int, engine: str, fraction: float
+) -> tuple[float, float]:
+    """Tokens of KV that fit, and bytes of one sequence's state in tokens."""
+    planned = model_of(model, quant)
+    known = engine if engine in ("vllm", "sglang", "trtllm") else "vllm"
+    settings = EngineSettings(engine=known, tp=tp, max_model_len=16384, max_num_seqs=256,
+                              memory_fraction=fraction or None)  # fmt: skip
+    token_bytes = planned.arch.kv_bytes_per_token(kv_dtype) / tp
+    state_bytes = planned.arch.state_bytes("fp32", planned.arch.dtype) / tp
+    try:
+        from hullspeed.memory.allocators import allocator  # noqa: PLC0415 - only where needed
+
+        stack = allocator(known).stack(
+            planned.arch, memory_of(find_gpu(gpu)), settings, planned.weights
+        )
+        pool_bytes = float(stack.pool_bytes)
+    except HullspeedError:  # a model that the engine's allocator does not know
+        pool_bytes = 0.0
+    if pool_bytes <= 0:
+        pool_bytes = 0.9 * find_gpu(gpu).memory_bytes - planned.weights.decoder / tp - 3 * 2**30
+    return max(pool_bytes, 0.0) / token_bytes, state_bytes / token_bytes
+
+
+def engine_for(point: Point) -> Engine:
+    """The point's engine with its memory."""
+    base = engine_of(point.engine, find_gpu(point.gpu))
+    tokens, state_tokens = room_of(
+        point.model, point.quant, point.kv_dtype, point.gpu, point.tp, point.engine,
+        point.memory_fraction,
+    )  # fmt: skip
+    length = point.isl + point.osl
+    running = base.max_running
+    if state_tokens:  # recurrent state and KV share the pool
+        running = min(running, max(1, int(tokens / (length + 2 * state_tokens))))
+        tokens = max(tokens - 2 * running * state_tokens, length)
+    step_tokens = point.step_tokens or base.step_tokens
+    return base._replace(
+        step_tokens=max(step_tokens, min(running, point.concurrency or running) + 1),
+        max_running=running,
+        pool_tokens=max(tokens, 8.0 * length if point.spread == 0 else length + 64),
+    )
+
+
+def asks_of(point: Point, seed: int = 0) -> list[Ask]:
+    """The requests of the point's protocol, the same for the same seed."""
+    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    asks, at_s = [], 0.0
+    for _ in range(min(point.prompts, max(_MOST_PROMPTS, 2 * point.concurrency))):
+        if point.spread:
+            isl, osl = (int(rng.uniform(point.spread, 1) * n) for n in (point.isl, point.osl))
+        else:
+            isl, osl = (
+                min(int(rng.expovariate(1 / n)), 4 * int(n)) for n in (point.isl, point.osl)
+            )
+        asks.append(Ask(max(isl, 4), max(osl, 1), 0, at_s))
+        at_s += rng.expovariate(point.rate) if point.rate else 0.0
+    return asks
+
+
+def play(point: Point, cost: StepSeconds, engine: Engine, record: Record | None = None) -> Replayed:
+    """The point's load on ``engine``."""
+    return replay(cost, asks_of(point), engine, concurrency=point.concurrency, record=record)
+
+
+def summarize(point: Point, replayed: Replayed) -> Predicted:
+    """The statistics that the point was published as."""
+    middle = statistics.median if point.median else statistics.fmean
+    tpots = [s.tpot_s for s in replayed.served if s.osl > 1]
+    return Predicted(
+        ttft_s=middle([s.ttft_s for s in replayed.served]),
+        tpot_s=middle(tpots) if tpots else 0.0,
+        output_tokens_per_s=replayed.output_tokens_per_s,
+    )
+
+
+def predict_point(point: Point) -> Predicted:
+    """What the point is predicted to be.
+
+    Raises:
+        UsageError: if its requests do not fit.
+    """
+    cost = with_speculation(point, cost_of(point))
+    return summarize(point, play(point, cost, engine_for(point)))
