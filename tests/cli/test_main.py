@@ -40,6 +40,18 @@ def test_help_needs_no_torch(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "module",
+    ["preflight.gate", "plan.plan", "plan.explain_log", "launch.command", "bench", "verify",
+     "twin.closed_loop", "report.planned", "sources.resolve", "arch.load", "runtime.process",
+     "server.lifecycle"],
+)  # fmt: skip
+def test_the_base_install_needs_no_torch(module: str) -> None:
+    code = f"import sys; import hullspeed.{module}; sys.exit(bool({{'torch', 'numba'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr or "torch or numba was imported"
+
+
 def test_a_commands_own_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["bench", "--help"]) == 0
     assert "Example" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from hullspeed.arch import catalogue
 from hullspeed.hardware.catalogue import gpus
-from hullspeed.models.support import FAMILIES
+from hullspeed.models.families import FAMILIES
 from hullspeed.preflight import tables
 from hullspeed.preflight.case import below
 

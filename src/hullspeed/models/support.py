@@ -7,13 +7,9 @@ from hullspeed.arch.mlps import DenseMlp, MoeMlp
 from hullspeed.arch.model import Layer, ModelArch
 from hullspeed.arch.schemes import PLAIN
 from hullspeed.errors import UnsupportedModelError
+from hullspeed.models.families import DENSE, FAMILIES
 from hullspeed.models.mlp import ACTIVATIONS
 from hullspeed.models.quantized.readers import READERS, unreadable
-
-DENSE = ("llama", "mistral", "qwen2", "qwen3")
-FAMILIES = (
-    *DENSE, "qwen3_moe", "mixtral", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma3", "gpt_oss",
-)  # fmt: skip
 
 
 def check_supported(arch: ModelArch) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from hullspeed.models.support import FAMILIES
+from hullspeed.models.families import FAMILIES
 
 
 class EngineVersion(msgspec.Struct, frozen=True, kw_only=True):
