@@ -58,10 +58,13 @@ class EngineLoop:
         """Queue a request.
 
         Raises:
-            RequestError: if the prompt or the parameters cannot be; nothing was queued.
+            RequestError: if the prompt, a checkpoint or a parameter cannot be; nothing was queued.
             CapacityError: if it could never fit.
         """
         sampling.check(self.limits.vocab)
+        wrong = next((place for place in checkpoints if not 0 < place < len(prompt)), None)
+        if wrong is not None:
+            raise RequestError("a checkpoint lies outside the prompt", seen=wrong)
         request = Request(
             id=request_id,
             prompt=tuple(prompt),

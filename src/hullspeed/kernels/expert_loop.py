@@ -47,4 +47,4 @@ class ExpertLoop:
                 begin += n
         # Back in the order of the tokens, each one's experts ascending.
         back = tokens.argsort(stable=True)
-        return outputs[back].view(len(x), k, -1).sum(1)
+        return outputs[back].view(len(x), k, x.shape[1]).sum(1)

@@ -27,6 +27,7 @@ from hullspeed.kernels.base import (
     StateSlots,
 )
 from hullspeed.kernels.batch import Batch
+from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.kernels.expert_loop import ExpertLoop
 
 
@@ -46,9 +47,12 @@ class RefKernels:
     name: ClassVar[str] = "ref"
     device = torch.device("cpu")
     threads = 1
+    takes_blocks = False
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """The weight as it is."""
+    def linear(self, weight: Tensor | BlockWeight, bias: Tensor | None = None) -> Linear:
+        """The weight as it is, codes as the numbers that they stand for."""
+        if isinstance(weight, BlockWeight):
+            weight = torch.from_numpy(weight.dequantize())
         return lambda x: F.linear(x, weight, bias)
 
     def table(self, weight: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 WeightDtype = Literal["fp16", "fp32"]
-CacheName = Literal["segment", "hash", "none"]
+CacheName = Literal["segment", "align", "prompt_end", "lru", "hash", "none"]
 EvictionName = Literal["lru", "density"]
 KernelsName = Literal["cpu", "ref"]
 
@@ -23,7 +23,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kernels: ``cpu`` (FBGEMM and numba) or ``ref`` (plain torch: slow, for truth).
         threads: Compute threads; ``None`` takes the cores this process may use.
         kv_budget_bytes: Memory for KV pages; ``None`` takes half of what is free after loading,
-            at most what ``max_running`` full contexts need.
+            at most what ``max_running`` full contexts need. Recurrent states are part of it.
+        state_share: Share of that memory for recurrent states, in models that have them; those
+            that running sequences need are a minimum.
         page_tokens: Tokens of a KV page.
         max_running: Sequences that may run at once.
         step_tokens: Token budget of a step: bounds how long a prompt chunk delays decoding.
@@ -39,6 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernels: KernelsName = "cpu"
     threads: int | None = None
     kv_budget_bytes: int | None = None
+    state_share: float = 0.4
     page_tokens: int = 64
     max_running: int = 64
     step_tokens: int = 512

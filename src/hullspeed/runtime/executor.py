@@ -19,13 +19,17 @@ class Model(Protocol):
         """Copy whole pages in every layer, in order."""
         ...
 
+    def copy_states(self, sources: list[int], targets: list[int]) -> None:
+        """Copy whole recurrent states, in order."""
+        ...
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits of the batch's sampled rows: float32 ``[R, vocab]``."""
         ...
 
 
 class TorchExecutor:
-    """Copies pages, computes the spans and samples."""
+    """Copies pages and states, computes the spans and samples."""
 
     def __init__(self, model: Model, sampler: Sampler) -> None:
         self._model = model
@@ -36,6 +40,10 @@ class TorchExecutor:
         self._sampler.forget(step.ended)
         if step.copies:
             self._model.copy_pages([c.source for c in step.copies], [c.target for c in step.copies])
+        if step.state_copies:
+            self._model.copy_states(
+                [c.source for c in step.state_copies], [c.target for c in step.state_copies]
+            )
         batch = Batch.of(
             [
                 SpanInput(
@@ -43,6 +51,8 @@ class TorchExecutor:
                     span.start,
                     span.sequence.pages,
                     span.sample,
+                    span.read_slot,
+                    span.write_slot,
                 )
                 for span in step.spans
             ]

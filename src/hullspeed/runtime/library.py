@@ -30,6 +30,7 @@ from hullspeed.runtime.messages import Delta, EngineStats, ModelInfo, Submit
 from hullspeed.runtime.runner import Runner, Sink
 from hullspeed.runtime.service import Service
 from hullspeed.text.chat import ChatFormat
+from hullspeed.text.checkpoints import MarkedPrompt, raw_checkpoints
 from hullspeed.text.template import ChatTemplate
 
 __all__ = ["Completion", "CompletionChunk", "Engine", "EngineOptions", "Logprobs", "Prompt"]
@@ -50,6 +51,7 @@ class EngineOptions(TypedDict, total=False):
     kernels: KernelsName
     threads: int | None
     kv_budget_bytes: int | None
+    state_share: float
     page_tokens: int
     max_running: int
     step_tokens: int
@@ -107,7 +109,7 @@ class Engine:
             RequestError: a prompt or parameter cannot be; nothing runs any more then.
             EngineError: the engine stopped.
         """
-        return self._collect([self._encode(prompt) for prompt in _listed(prompts)], sampling)
+        return self._collect([self._raw(prompt) for prompt in _listed(prompts)], sampling)
 
     def chat(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None
@@ -118,7 +120,7 @@ class Engine:
             RequestError: the model has no template, or it refuses the messages.
             EngineError: the engine stopped.
         """
-        return self._collect([self.encode_chat(messages)], sampling)
+        return self._collect([self._marked_chat(messages)], sampling)
 
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling: SamplingParams | None = None
@@ -130,7 +132,7 @@ class Engine:
             EngineError: the engine stopped.
         """
         deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
-        call = _Call(self, [self._encode_any(prompt)], sampling, deltas.put)
+        call = _Call(self, [self._marked(prompt)], sampling, deltas.put)
         try:
             while call.live:
                 if (chunk := call.take(deltas.get())) is not None:
@@ -144,7 +146,7 @@ class Engine:
         self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | None = None
     ) -> list[Completion]:
         """As :meth:`generate`, without blocking the event loop; cancelling frees the requests."""
-        call, deltas = self._async_call([self._encode(p) for p in _listed(prompts)], sampling)
+        call, deltas = self._async_call([self._raw(p) for p in _listed(prompts)], sampling)
         try:
             while call.live:
                 call.take(await deltas.get())
@@ -156,8 +158,8 @@ class Engine:
         self, prompt: Prompt | Sequence[Message], sampling: SamplingParams | None = None
     ) -> AsyncIterator[CompletionChunk]:
         """As :meth:`stream`, without blocking the event loop."""
-        ids = await asyncio.to_thread(self._encode_any, prompt)
-        call, deltas = self._async_call([ids], sampling)
+        marked = await asyncio.to_thread(self._marked, prompt)
+        call, deltas = self._async_call([marked], sampling)
         try:
             while call.live:
                 if (chunk := call.take(await deltas.get())) is not None:
@@ -173,11 +175,14 @@ class Engine:
         Raises:
             RequestError: the model has no template, or it refuses the messages.
         """
+        return self._format().encode(messages, template_args=template_args)
+
+    def _format(self) -> ChatFormat:
         if self._chat is None:
             if self._template_source is None:
                 raise RequestError("the model has no chat template", fix="use generate")
             self._chat = ChatFormat(self.tokenizer, ChatTemplate(self._template_source))
-        return self._chat.encode(messages, template_args=template_args)
+        return self._chat
 
     @property
     def stats(self) -> EngineStats:
@@ -208,13 +213,22 @@ class Engine:
             raise RequestError("a prompt is text or token ids", seen=prompt, param="prompt")
         return list(prompt)
 
-    def _encode_any(self, prompt: Prompt | Sequence[Message]) -> list[int]:
+    def _raw(self, prompt: Prompt) -> MarkedPrompt:
+        tokens = self._encode(prompt)
+        return MarkedPrompt(tokens, raw_checkpoints(len(tokens)))
+
+    def _marked_chat(self, messages: Sequence[Message]) -> MarkedPrompt:
+        if self.info.n_state_slots:
+            return self._format().encode_marked(messages)
+        return MarkedPrompt(self.encode_chat(messages))
+
+    def _marked(self, prompt: Prompt | Sequence[Message]) -> MarkedPrompt:
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            return self.encode_chat(cast("Sequence[Message]", prompt))
-        return self._encode(cast("Prompt", prompt))
+            return self._marked_chat(cast("Sequence[Message]", prompt))
+        return self._raw(cast("Prompt", prompt))
 
     def _collect(
-        self, prompts: list[list[int]], sampling: SamplingParams | None
+        self, prompts: list[MarkedPrompt], sampling: SamplingParams | None
     ) -> list[Completion]:
         deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         call = _Call(self, prompts, sampling, deltas.put)
@@ -226,7 +240,7 @@ class Engine:
         return call.completions()
 
     def _async_call(
-        self, prompts: list[list[int]], sampling: SamplingParams | None
+        self, prompts: list[MarkedPrompt], sampling: SamplingParams | None
     ) -> tuple[_Call, asyncio.Queue[Delta]]:
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
@@ -244,7 +258,7 @@ class _Call:
     def __init__(
         self,
         engine: Engine,
-        prompts: list[list[int]],
+        prompts: list[MarkedPrompt],
         sampling: SamplingParams | None,
         sink: Sink,
     ) -> None:
@@ -253,14 +267,17 @@ class _Call:
         self._runner = engine._runner
         self._collectors: dict[int, Collector] = {}
         requests = []
-        for prompt in prompts:
+        for tokens, checkpoints in prompts:
             for index in range(sampling.n):
                 request_id = self._runner.new_id()
                 self._collectors[request_id] = Collector(
-                    engine.tokenizer, sampling, prompt_tokens=len(prompt), index=index
+                    engine.tokenizer, sampling, prompt_tokens=len(tokens), index=index
                 )
                 one = _child(sampling, index)
-                requests.append((Submit(id=request_id, prompt=prompt, sampling=one), sink))
+                message = Submit(
+                    id=request_id, prompt=tokens, sampling=one, checkpoints=checkpoints
+                )
+                requests.append((message, sink))
         self._left = set(self._collectors)
         self._runner.submit(requests)
 

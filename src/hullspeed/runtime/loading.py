@@ -12,24 +12,24 @@ from hullspeed.arch.model import ModelArch
 from hullspeed.clock import MonotonicClock
 from hullspeed.core.build import build_scheduler
 from hullspeed.core.engine import EngineLoop, Limits
-from hullspeed.errors import CapacityError, UsageError
+from hullspeed.errors import UsageError
 from hullspeed.hardware.machine import detect_machine
+from hullspeed.memory.ours import held_weights
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.load import load_decoder
+from hullspeed.models.support import skipped_parts
 from hullspeed.runtime.config import EngineConfig, served_name
 from hullspeed.runtime.executor import TorchExecutor
 from hullspeed.runtime.messages import ModelInfo
+from hullspeed.runtime.room import Room, plan_room
 from hullspeed.runtime.sampler import Sampler
 from hullspeed.runtime.warmup import warm_up
 from hullspeed.sources.files import ModelFiles
 from hullspeed.sources.resolve import resolve
 from hullspeed.text.model_text import ModelText, read_model_text
-from hullspeed.units import format_bytes
 
 Progress = Callable[[str, float], None]
 """Told of the stage and of its share done, 0 to 1."""
-
-_KV_DTYPE = "fp32"  # what both back ends keep
 
 
 def silent(stage: str, share: float) -> None:
@@ -79,32 +79,34 @@ def build_engine(
         weight_dtype=config.weight_dtype,
         threads=threads,
         max_context_tokens=context_tokens,
+        progress=lambda share: progress("weights", share),
     )
     progress("weights", 1.0)
-    page_bytes = arch.kv_bytes_per_token(_KV_DTYPE) * config.page_tokens
-    n_pages = page_count(
-        config, context_tokens, page_bytes, available_bytes=detect_machine().available_bytes
-    )
-    decoder.allocate_kv(n_pages, config.page_tokens)
+    room = plan_room(config, arch, context_tokens, detect_machine().available_bytes)
+    decoder.allocate_kv(room.n_pages, config.page_tokens)
+    decoder.allocate_states(room.n_state_slots)
     progress("warm-up", 0.0)
     warm_up(decoder)
-    loop = _loop(config, decoder, arch, text, context_tokens, page_bytes)
+    loop = _loop(config, decoder, arch, text, context_tokens, room)
     info = ModelInfo(
         name=config.served_name or served_name(config.model),
         family=arch.family,
         vocab=arch.vocab,
-        max_context_tokens=min(context_tokens, n_pages * config.page_tokens),
+        max_context_tokens=min(context_tokens, room.n_pages * config.page_tokens),
         eos_token_ids=loop.limits.eos_token_ids,
         param_count=arch.param_count(extras=False),
-        weight_bytes=sum(path.stat().st_size for path in files.weights),
-        kv_bytes_per_token=arch.kv_bytes_per_token(_KV_DTYPE),
+        weight_bytes=held_weights(arch, config.weight_dtype).decoder,
+        kv_bytes_per_token=room.page_bytes // config.page_tokens,
         page_tokens=config.page_tokens,
-        n_pages=n_pages,
+        n_pages=room.n_pages,
         max_running=config.max_running,
         step_tokens=config.step_tokens,
         threads=threads,
         kernels=config.kernels,
         weight_dtype=config.weight_dtype,
+        n_state_slots=room.n_state_slots,
+        state_bytes=room.state_bytes,
+        skipped=skipped_parts(arch),
     )
     return LoadedEngine(loop, info, text)
 
@@ -115,7 +117,7 @@ def _loop(
     arch: ModelArch,
     text: ModelText,
     context_tokens: int,
-    page_bytes: int,
+    room: Room,
 ) -> EngineLoop:
     scheduler = build_scheduler(
         n_pages=decoder.n_pages,
@@ -123,7 +125,9 @@ def _loop(
         max_running=config.max_running,
         step_tokens=config.step_tokens,
         max_context_tokens=context_tokens,
-        page_bytes=page_bytes,
+        n_state_slots=room.n_state_slots,
+        page_bytes=room.page_bytes,
+        state_bytes=room.state_bytes,
         cache=config.cache,
         eviction=config.eviction,
         flops=lambda n_tokens, start: arch.flops(n_tokens, start, 0),
@@ -135,33 +139,6 @@ def _loop(
     )
     executor = TorchExecutor(decoder, Sampler(arch.vocab))
     return EngineLoop(scheduler, executor, MonotonicClock(), limits)
-
-
-def page_count(
-    config: EngineConfig, context_tokens: int, page_bytes: int, *, available_bytes: int
-) -> int:
-    """Pages of the KV cache: what the budget buys, at most ``max_running`` full contexts.
-
-    The budget is ``config.kv_budget_bytes`` or half of ``available_bytes``, the memory that is
-    free with the weights loaded.
-
-    Raises:
-        CapacityError: the budget does not hold one context.
-    """
-    budget = config.kv_budget_bytes
-    context_pages = -(-context_tokens // config.page_tokens)
-    affordable = (available_bytes // 2 if budget is None else budget) // page_bytes
-    if affordable < context_pages:
-        context_bytes = context_pages * page_bytes
-        raise CapacityError(
-            f"the KV cache does not hold one context of {context_tokens} tokens "
-            f"({format_bytes(context_bytes)})",
-            seen=format_bytes(affordable * page_bytes),
-            fix="raise kv_budget_bytes, or lower max_context_tokens",
-        )
-    if budget is not None:
-        return affordable
-    return min(affordable, config.max_running * context_pages)
 
 
 def text_path(files: ModelFiles) -> Path:

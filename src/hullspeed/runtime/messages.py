@@ -46,6 +46,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         eos_token_ids: Union of every end token the model's files name.
+        n_state_slots: Recurrent states that fit, running and cached; 0 for models without.
+        skipped: Parts of the checkpoint that were not loaded.
     """
 
     name: str
@@ -63,6 +65,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     kernels: str
     weight_dtype: str
+    n_state_slots: int = 0
+    state_bytes: int = 0
+    skipped: tuple[str, ...] = ()
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):

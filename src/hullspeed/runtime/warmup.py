@@ -12,6 +12,8 @@ _PROMPT_TOKENS = 4
 def warm_up(decoder: Decoder) -> None:
     """Run a decode-like and a prompt-like batch on the first pages, which hold nothing yet."""
     prompt = [0] * min(_PROMPT_TOKENS, decoder.page_tokens, decoder.max_context_tokens)
-    two = [SpanInput(prompt, 0, [i], sample=True) for i in range(min(2, decoder.n_pages))]
-    decoder.forward(Batch.of([SpanInput([0], 0, [0], sample=True)]))
+    two = [
+        SpanInput(prompt, 0, [i], sample=True, write_slot=i) for i in range(min(2, decoder.n_pages))
+    ]
+    decoder.forward(Batch.of([SpanInput([0], 0, [0], sample=True, write_slot=0)]))
     decoder.forward(Batch.of(two))

@@ -37,12 +37,13 @@ async def chat_completions(request: Request) -> Response:
     new_name = fields.max_completion_tokens is not None
     job = policy.job(
         fields,
-        [prompt],
+        [prompt.tokens],
         request.scope["tenant"],
         max_tokens=fields.max_completion_tokens if new_name else fields.max_tokens,
         max_tokens_field="max_completion_tokens" if new_name else "max_tokens",
         logprobs=_logprobs(fields),
         ignored=ignored,
+        checkpoints=[prompt.checkpoints],
     )
     generation = service.start(job, arrival_s)
     return Answer(generation, ChatWire(generation, texts.tokenizer))

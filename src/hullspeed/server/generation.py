@@ -173,6 +173,7 @@ class Generation:
             sampling=sampling,
             priority=job.priority,
             salt=job.salt,
+            checkpoints=job.checkpoints[prompt_index] if job.checkpoints else (),
         )
 
     def _count_start(self) -> None:

@@ -17,6 +17,7 @@ from hullspeed.runtime.messages import ModelInfo
 from hullspeed.server.auth import Tenant
 from hullspeed.server.schemas import GenerationFields
 from hullspeed.server.settings import ServerSettings
+from hullspeed.text.checkpoints import raw_checkpoints
 
 MAX_PRIORITY = 1000
 MAX_SALT_CHARS = 256
@@ -31,6 +32,8 @@ class Job:
 
     Attributes:
         max_tokens: For each prompt, the resolved limit of output tokens.
+        checkpoints: For each prompt, where recurrent state is worth saving; empty for models
+            without.
         ignored: Names of request fields that had no effect; told to the client in a header.
         echo: Put the prompt's text before the output.
     """
@@ -39,6 +42,7 @@ class Job:
     prompts: tuple[list[int], ...]
     max_tokens: tuple[int, ...]
     sampling: SamplingParams
+    checkpoints: tuple[tuple[int, ...], ...] = ()
     salt: bytes = b""
     priority: int = 0
     stream: bool = False
@@ -90,8 +94,10 @@ class RequestPolicy:
         logprobs: int | None = None,
         echo: bool = False,
         ignored: tuple[str, ...] = (),
+        checkpoints: Sequence[tuple[int, ...]] | None = None,
     ) -> Job:
-        """Everything checked and every default filled in.
+        """Everything checked and every default filled in. ``checkpoints`` are each prompt's; those
+        of prompts that are no chat unless given.
 
         Raises:
             RequestError: naming the field at fault.
@@ -115,6 +121,7 @@ class RequestPolicy:
             prompts=tuple(prompts),
             max_tokens=limits,
             sampling=sampling,
+            checkpoints=self._checkpoints(prompts, checkpoints),
             salt=self._salt(tenant, fields.cache_salt),
             priority=_within("priority", fields.priority or 0, -MAX_PRIORITY, MAX_PRIORITY),
             stream=stream,
@@ -125,6 +132,18 @@ class RequestPolicy:
             echo=echo,
             ignored=ignored,
         )
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the model has recurrent state, which is worth saving at places of a prompt."""
+        return self._info.n_state_slots > 0
+
+    def _checkpoints(
+        self, prompts: Sequence[list[int]], given: Sequence[tuple[int, ...]] | None
+    ) -> tuple[tuple[int, ...], ...]:
+        if not self.keeps_states:
+            return ()
+        return tuple(given) if given else tuple(raw_checkpoints(len(p)) for p in prompts)
 
     def _sampling(
         self,

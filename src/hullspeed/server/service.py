@@ -16,6 +16,7 @@ from hullspeed.server.metrics import Metrics
 from hullspeed.server.policy import Job, RequestPolicy
 from hullspeed.server.settings import ServerSettings
 from hullspeed.text.chat import ChatFormat
+from hullspeed.text.checkpoints import MarkedPrompt
 from hullspeed.text.tokenizer import Tokenizer
 
 INLINE_CHARS = 4096
@@ -168,8 +169,9 @@ class Service:
         *,
         add_generation_prompt: bool,
         template_args: Mapping[str, Any],
-    ) -> list[int]:
-        """Token ids of a conversation, through the model's template in its own process.
+    ) -> MarkedPrompt:
+        """Token ids of a conversation, through the model's template in its own process, and where
+        a model with recurrent state should save it.
 
         Raises:
             RequestError: the model has no chat template, or it refuses the messages.
@@ -179,11 +181,24 @@ class Service:
             raise RequestError(
                 "this model has no chat template", param="messages", fix="use /v1/completions"
             )
-        return await self._in_thread(
-            lambda: chat.encode(
-                messages, add_generation_prompt=add_generation_prompt, template_args=template_args
+        policy, _ = self.admit()
+
+        def encode() -> MarkedPrompt:
+            if policy.keeps_states:
+                return chat.encode_marked(
+                    messages,
+                    add_generation_prompt=add_generation_prompt,
+                    template_args=template_args,
+                )
+            return MarkedPrompt(
+                chat.encode(
+                    messages,
+                    add_generation_prompt=add_generation_prompt,
+                    template_args=template_args,
+                )
             )
-        )
+
+        return await self._in_thread(encode)
 
     def _for_length(self, n_chars: int) -> Texts:
         """The texts, once it is clear that ``n_chars`` characters can be a prompt at all."""

@@ -28,7 +28,7 @@ async def tokenize(request: Request) -> Response:
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError("send either prompt or messages", param="prompt")
     if fields.messages is not None:
-        tokens = await service.encode_chat(
+        tokens, _ = await service.encode_chat(
             check_messages(fields.messages),
             add_generation_prompt=fields.add_generation_prompt is not False,
             template_args=template_args(fields.chat_template_kwargs, None),

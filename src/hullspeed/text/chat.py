@@ -15,6 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hullspeed.errors import RequestError
+from hullspeed.text.checkpoints import (
+    DUMMY_TEXTS,
+    MarkedPrompt,
+    cut_text,
+    leading_messages,
+    raw_checkpoints,
+    shared_chars,
+)
 from hullspeed.text.template import ChatTemplate
 from hullspeed.text.tokenizer import Tokenizer
 
@@ -71,6 +79,60 @@ class ChatFormat:
         # Templates write BOS themselves if they want it; those that do not, get none (as in
         # transformers' apply_chat_template).
         return self.tokenizer.encode_pieces(pieces)
+
+    def encode_marked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> MarkedPrompt:
+        """As :meth:`encode`, with the places worth a checkpoint of recurrent state; the template
+        runs up to four times.
+
+        Raises:
+            RequestError: the template refuses the messages or breaks a limit.
+        """
+        marker = _unused_marker(messages, tools, template_args)
+        text = self._render(messages, tools, add_generation_prompt, template_args, marker)
+        places = []
+        if add_generation_prompt:
+            ended = self._try_render(messages, tools, template_args, marker)
+            places.append(shared_chars(text, [ended]))
+        leading = leading_messages(messages)
+        if leading or tools:
+            dummies = ({"role": "user", "content": dummy} for dummy in DUMMY_TEXTS)
+            opened = [
+                self._try_render([*leading, dummy], tools, template_args, marker)
+                for dummy in dummies
+            ]
+            places.append(shared_chars(text, opened))
+        starts = [match.start() for match in self._control_re.finditer(text)]
+        tokens: list[int] = []
+        ends = []
+        for part in cut_text(text, places, starts):
+            pieces = self.tokenizer.split_special(part)
+            tokens += self.tokenizer.encode_pieces(
+                piece.replace(marker, "") if isinstance(piece, str) else piece for piece in pieces
+            )
+            ends.append(len(tokens))
+        return MarkedPrompt(tokens, tuple(ends[:-1]) or raw_checkpoints(len(tokens)))
+
+    def _try_render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_args: Mapping[str, Any] | None,
+        marker: str,
+    ) -> str:
+        """Without a generation prompt; empty if the template does not take it, which only costs
+        a checkpoint.
+        """
+        try:
+            return self._render(messages, tools, False, template_args, marker)
+        except RequestError:
+            return ""
 
     def render(
         self,

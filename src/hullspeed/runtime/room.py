@@ -1,0 +1,97 @@
+"""Room: how many pages and recurrent states the engine keeps, from a budget of bytes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hullspeed.arch.mixers import FullAttention
+from hullspeed.arch.model import ModelArch
+from hullspeed.errors import CapacityError, UsageError
+from hullspeed.runtime.config import EngineConfig
+from hullspeed.units import format_bytes
+
+_DTYPE_BYTES = 4  # both back ends keep float32
+_STATES_PER_RUNNING = 8  # unless a budget is given: what one conversation's checkpoints may take
+
+
+class Room(NamedTuple):
+    """Memory of sequences, running and cached.
+
+    Attributes:
+        page_bytes: Bytes of a page over all layers.
+        state_bytes: Bytes of a state over all layers; 0 for models without.
+    """
+
+    n_pages: int
+    page_bytes: int
+    n_state_slots: int = 0
+    state_bytes: int = 0
+
+
+def plan_room(
+    config: EngineConfig, arch: ModelArch, context_tokens: int, available_bytes: int
+) -> Room:
+    """Share the budget out: ``config.kv_budget_bytes``, or half of ``available_bytes``, the memory
+    that is free with the weights loaded.
+
+    Raises:
+        UsageError: a share that cannot be.
+        CapacityError: the budget does not hold the running states and one context.
+    """
+    if not 0 < config.state_share < 1:
+        raise UsageError("state_share must lie between 0 and 1", seen=config.state_share)
+    page_bytes = page_size(arch, config.page_tokens)
+    state_bytes = arch.state_bytes("fp32", "fp32")
+    given = config.kv_budget_bytes
+    budget = available_bytes // 2 if given is None else given
+    n_slots = 0
+    if state_bytes:
+        n_slots = _state_slots(config, state_bytes, budget)
+        budget -= n_slots * state_bytes
+    n_pages = page_count(config, context_tokens, page_bytes, budget)
+    return Room(n_pages, page_bytes, n_slots, state_bytes)
+
+
+def page_size(arch: ModelArch, page_tokens: int) -> int:
+    """Bytes of a page over all layers. A layer with a window keeps a page as long as the others
+    do: they share one page table.
+    """
+    attention = (layer.mixer for layer in arch.layers if isinstance(layer.mixer, FullAttention))
+    width = sum(2 * mixer.kv_heads * mixer.head_dim for mixer in attention)
+    return width * page_tokens * _DTYPE_BYTES
+
+
+def page_count(config: EngineConfig, context_tokens: int, page_bytes: int, budget: int) -> int:
+    """Pages that ``budget`` bytes buy, at most ``max_running`` full contexts unless it was given.
+
+    Raises:
+        CapacityError: the budget does not hold one context.
+    """
+    context_pages = -(-context_tokens // config.page_tokens)
+    affordable = max(budget, 0) // page_bytes
+    if affordable < context_pages:
+        raise CapacityError(
+            f"the KV cache does not hold one context of {context_tokens} tokens "
+            f"({format_bytes(context_pages * page_bytes)})",
+            seen=format_bytes(affordable * page_bytes),
+            fix="raise kv_budget_bytes, or lower max_context_tokens",
+        )
+    if config.kv_budget_bytes is not None:
+        return affordable
+    return min(affordable, config.max_running * context_pages)
+
+
+def _state_slots(config: EngineConfig, state_bytes: int, budget: int) -> int:
+    """Each running sequence reads one slot and may write another; the rest is for the cache."""
+    needed = 2 * config.max_running + 1
+    if needed * state_bytes > budget:
+        raise CapacityError(
+            f"{config.max_running} running sequences need {needed} recurrent states of "
+            f"{format_bytes(state_bytes)}",
+            seen=format_bytes(budget),
+            fix="lower max_running, or raise kv_budget_bytes",
+        )
+    affordable = int(budget * config.state_share) // state_bytes
+    if config.kv_budget_bytes is None:
+        affordable = min(affordable, _STATES_PER_RUNNING * config.max_running)
+    return max(needed, affordable)
