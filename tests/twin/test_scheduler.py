@@ -7,48 +7,55 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hullspeed.core.eviction import Lru
-from hullspeed.core.hashchain import HashChain
-from hullspeed.core.nocache import NoCache
-from hullspeed.core.pages import PagePool, StatePool
-from hullspeed.core.prefix import PrefixCache
+from hullspeed.core.build import build_pools
 from hullspeed.core.request import Request
 from hullspeed.core.sampling import SamplingParams
 from hullspeed.core.scheduler import Scheduler
-from hullspeed.core.segments import SegmentTree
 from hullspeed.core.step import Sampled, StepResult
-from hullspeed.twin.scheduler import Policy, TwinScheduler
+from hullspeed.twin.scheduler import TwinScheduler
+
+STATE_BYTES = 3
 
 
 class Case:
     """One random engine, twice: the production scheduler and the twin's."""
 
-    def __init__(self, rng: random.Random, policy: Policy | None = None) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.n_pages = rng.randint(12, 60)
         self.page_tokens = rng.choice([1, 4, 8])
         self.running = rng.randint(1, 6)
         self.step_tokens = rng.randint(1, 40)
         self.slots = rng.choice([0, rng.randint(2 * self.running + 1, 20)])
-        self.cache = rng.choice(["segment", "segment", "hash", "none"])
+        caches = ["segment", "align", "prompt_end", "lru", "none"]
+        self.cache = rng.choice(caches if self.slots else ["segment", "lru", "hash", "none"])
+        self.eviction = rng.choice(["lru", "density"])
+        # Live sequences always fit; what the cache keeps competes for the rest.
+        least = self.n_pages + (2 * self.running + 1) * STATE_BYTES
+        self.shared_bytes = rng.choice([0, least]) if self.slots else 0
         self.plain = self._make(Scheduler)
         self.twin = self._make(TwinScheduler)
 
     def _make(self, kind: type[Scheduler]) -> Scheduler:
-        pages, states = PagePool(self.n_pages, self.page_tokens), StatePool(self.slots)
-        cache: PrefixCache
-        if self.cache == "none":
-            cache = NoCache()
-        elif self.cache == "hash" and not self.slots:
-            cache = HashChain(pages, Lru())
-        else:
-            cache = SegmentTree(pages, states, Lru())
+        pools = build_pools(
+            n_pages=self.n_pages,
+            page_tokens=self.page_tokens,
+            max_running=self.running,
+            n_state_slots=self.slots,
+            state_bytes=STATE_BYTES,
+            shared_bytes=self.shared_bytes,
+            cache=self.cache,
+            eviction=self.eviction,
+            block_tokens=2 * self.page_tokens,
+            flops=lambda n, start: n * (n + start),
+        )
         return kind(
-            pages,
-            states,
-            cache,
+            pools.pages,
+            pools.states,
+            pools.cache,
             max_running=self.running,
             step_tokens=self.step_tokens,
             max_context_tokens=self.n_pages * self.page_tokens,
+            placement=pools.placement,
         )
 
 
@@ -124,3 +131,12 @@ def test_every_step_is_the_production_schedulers(seed: int, paranoid: bool) -> N
     assert twin.counters == plain.counters
     twin.check_integrity()
     assert twin.cache.stats() == plain.cache.stats()
+    plain.cache.clear()
+    twin.cache.clear()
+    for scheduler in (plain, twin):
+        budget = scheduler.pages.budget
+        if budget is None:
+            assert scheduler.pages.n_free == scheduler.pages.size
+            assert scheduler.states.n_free == scheduler.states.size
+        else:
+            assert budget.free_bytes == budget.total_bytes
