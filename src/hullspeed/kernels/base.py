@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hullspeed.kernels.batch import Batch
+from hullspeed.kernels.blocks import BlockWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +166,11 @@ class Kernels(Protocol[P]):
     name: ClassVar[str]
     device: torch.device
     threads: int
+    takes_blocks: bool
+    """Whether :meth:`linear` is better given codes, where a checkpoint has them, than float32."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Pack ``weight`` ``[out, in]`` (float32) and ``bias`` ``[out]`` for use."""
+    def linear(self, weight: Tensor | BlockWeight, bias: Tensor | None = None) -> Linear:
+        """Pack ``weight`` ``[out, in]`` (float32 or codes) and ``bias`` ``[out]`` for use."""
         ...
 
     def table(self, weight: Tensor) -> Tensor:

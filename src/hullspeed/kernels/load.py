@@ -11,21 +11,22 @@ KernelsName = Literal["cpu", "ref"]
 
 
 def load_kernels(
-    name: KernelsName, *, weight_dtype: str = "fp16", threads: int = 1
+    name: KernelsName, *, weight_dtype: str = "native", threads: int = 1
 ) -> Kernels[Any]:
     """The back end ``name``.
 
     Args:
         name: ``"cpu"`` (FBGEMM and numba) or ``"ref"`` (plain torch).
-        weight_dtype: ``"fp16"`` or ``"fp32"``, how linear weights are held (``ref``: always fp32).
+        weight_dtype: How linear weights are held: ``"native"`` (a checkpoint's own codes where
+            that is fast, else fp16), ``"fp16"`` or ``"fp32"`` (``ref``: always fp32).
         threads: Compute threads of this process from now on.
 
     Raises:
         UsageError: for a name or type there is not.
         BrokenStackError: if a package that the back end needs is missing.
     """
-    if weight_dtype not in ("fp16", "fp32"):
-        raise UsageError("unknown weight type", seen=weight_dtype, fix="use fp16 or fp32")
+    if weight_dtype not in ("native", "fp16", "fp32"):
+        raise UsageError("unknown weight type", seen=weight_dtype, fix="use native, fp16 or fp32")
     if threads < 1:
         raise UsageError("threads must be at least 1", seen=threads)
     if name == "ref":

@@ -11,7 +11,9 @@ from torch import Tensor
 from hullspeed.arch.mixers import FullAttention, SlidingAttention
 from hullspeed.arch.model import ModelArch
 from hullspeed.kernels.base import AttentionShape, HeadNorms, Kernels, KvPages, RotaryTable
+from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.models.particulars import norm_weight, option
+from hullspeed.models.projection import stacked
 from hullspeed.models.rope import Rotation
 from hullspeed.models.weights import Weights
 
@@ -45,14 +47,14 @@ class Attention:
         self._kernels = kernels
         below += f"{spec.module}."
         self._qkv = kernels.linear(
-            _projection(spec, weights, below, "weight"),
+            _weight(spec, weights, below, kernels),
             _projection(spec, weights, below, "bias") if spec.qkv_bias else None,
         )
         # Where the gate starts in a row of the projection.
         width = (spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
         self._gate = width if spec.output_gate else None
         bias = weights.tensor(f"{below}o_proj.bias") if spec.output_bias else None
-        self._output = kernels.linear(weights.tensor(f"{below}o_proj.weight"), bias)
+        self._output = kernels.linear(stacked(weights, [f"{below}o_proj.weight"], kernels), bias)
         self._norms = None
         if spec.qk_norm:
             q_norm, k_norm = (norm_weight(weights, arch, f"{below}{n}_norm.weight") for n in "qk")
@@ -75,6 +77,15 @@ class Attention:
         if self._gate is not None:
             mixed = kernels.sigmoid_mul(mixed, projected, self._gate)
         return self._output(mixed)
+
+
+def _weight(
+    spec: FullAttention, weights: Weights, below: str, kernels: Kernels[Any]
+) -> Tensor | BlockWeight:
+    """Of queries, keys, values and gate; with a gate in float32."""
+    if spec.output_gate:
+        return _projection(spec, weights, below, "weight")
+    return stacked(weights, [f"{below}{name}_proj.weight" for name in "qkv"], kernels)
 
 
 def _projection(spec: FullAttention, weights: Weights, below: str, kind: str) -> Tensor:

@@ -16,11 +16,13 @@ from hullspeed.arch.model import Layer, ModelArch
 from hullspeed.errors import EngineError, UnsupportedModelError
 from hullspeed.kernels.base import Kernels, RotaryTable
 from hullspeed.kernels.batch import Batch
+from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.models.attention import Attention
 from hullspeed.models.delta_net import DeltaNet
 from hullspeed.models.mlp import GatedMlp
 from hullspeed.models.moe import RoutedMlp
 from hullspeed.models.particulars import norm_weight, option
+from hullspeed.models.projection import stacked
 from hullspeed.models.rope import Rotation, rotary_table
 from hullspeed.models.support import check_supported
 from hullspeed.models.weights import Weights
@@ -104,9 +106,12 @@ class Decoder:
         if arch.dtype == "bf16":
             # The reference keeps the factor in the type of the embedding.
             self._embedding_scale = float(torch.tensor(self._embedding_scale).bfloat16())
-        if not arch.tied_embeddings:
-            embedding = weights.tensor(f"{arch.head_name}.weight")
-        self._head = self._kernels.linear(embedding)
+        head: Tensor | BlockWeight = embedding
+        if not arch.tied_embeddings or self._kernels.takes_blocks:
+            tied = f"{arch.prefix}{arch.embedding_name}"
+            name = tied if arch.tied_embeddings else arch.head_name
+            head = stacked(weights, [f"{name}.weight"], self._kernels)
+        self._head = self._kernels.linear(head)
 
     @property
     def n_pages(self) -> int:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from hullspeed.arch.mlps import DenseMlp
 from hullspeed.kernels.base import Activation, Kernels
+from hullspeed.kernels.blocks import BlockWeight
+from hullspeed.models.projection import stacked
 from hullspeed.models.weights import Weights
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -31,9 +33,9 @@ class GatedMlp:
     """
 
     def __init__(self, spec: DenseMlp, weights: Weights, below: str, kernels: Kernels[Any]) -> None:
-        def packed(*names: str) -> tuple[Tensor, Tensor | None]:
+        def packed(*names: str) -> tuple[Tensor | BlockWeight, Tensor | None]:
             full = [f"{below}{spec.module}.{name}" for name in names]
-            weight = torch.cat([weights.tensor(f"{name}.weight") for name in full])
+            weight = stacked(weights, [f"{name}.weight" for name in full], kernels)
             if not spec.bias:
                 return weight, None
             return weight, torch.cat([weights.tensor(f"{name}.bias") for name in full])

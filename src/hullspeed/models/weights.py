@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import CorruptFileError
+from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.models.quantized import QuantizedTensor
 
 _SHOWN = 5  # names quoted in a message
@@ -39,6 +40,10 @@ class Weights(ABC):
         Raises:
             CorruptFileError: if a part is missing, of another type or shape, or not finite.
         """
+        return None
+
+    def blocks(self, name: str) -> BlockWeight | None:
+        """Matrix ``name`` as codes in blocks of 32, or ``None`` if it is not kept so."""
         return None
 
     def frequency_factors(self) -> Tensor | None:

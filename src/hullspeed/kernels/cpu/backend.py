@@ -27,7 +27,10 @@ from hullspeed.kernels.base import (
     StateSlots,
 )
 from hullspeed.kernels.batch import Batch
+from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.kernels.cpu import attention, delta, gates, pointwise
+from hullspeed.kernels.cpu.int_linear import BlockLinear, fits
+from hullspeed.kernels.cpu.int_tile import has_vnni
 from hullspeed.kernels.cpu.jit import config
 from hullspeed.kernels.cpu.linear import Fp16Linear, Fp32Linear
 from hullspeed.kernels.cpu.simd import LANES
@@ -89,20 +92,26 @@ class CpuKernels:
     """FBGEMM (or MKL) and numba.
 
     Args:
-        weight_dtype: ``"fp16"`` or ``"fp32"``.
+        weight_dtype: ``"native"`` (a checkpoint's own codes of 4 or 8 bits, where it has them and
+            the processor AVX-512 VNNI; the rest in fp16), ``"fp16"`` or ``"fp32"``.
         threads: Compute threads, of torch and numba alike, for the calling process.
     """
 
     name: ClassVar[str] = "cpu"
     device = torch.device("cpu")
 
-    def __init__(self, *, weight_dtype: str = "fp16", threads: int = 1) -> None:
-        self._half = weight_dtype == "fp16"
+    def __init__(self, *, weight_dtype: str = "native", threads: int = 1) -> None:
+        self._half = weight_dtype != "fp32"
+        self.takes_blocks = weight_dtype == "native" and has_vnni()
         self.threads = min(threads, config.NUMBA_NUM_THREADS)
         torch.set_num_threads(self.threads)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Packed for FBGEMM, or kept in float32."""
+    def linear(self, weight: Tensor | BlockWeight, bias: Tensor | None = None) -> Linear:
+        """Packed as codes or for FBGEMM, or kept in float32."""
+        if isinstance(weight, BlockWeight):
+            if self.takes_blocks and fits(weight):
+                return BlockLinear(weight, bias, self.threads)
+            weight = torch.from_numpy(weight.dequantize())
         return Fp16Linear(weight, bias) if self._half else Fp32Linear(weight, bias)
 
     def table(self, weight: Tensor) -> Tensor:
