@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hullspeed.arch.ggml import BY_CODE, GgmlType
+from hullspeed.arch.mapped import release_pages
 from hullspeed.errors import CorruptFileError, SourceError, UnsupportedModelError
 
 Scalar = bool | int | float | str
@@ -110,6 +111,11 @@ class GgufFile:
         """
         tensor = self.tensors[name]
         return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
+
+    def release(self, name: str) -> None:
+        """Let go of the memory of a tensor that has been read; it comes back when touched."""
+        tensor = self.tensors[name]
+        release_pages(self._map, tensor.offset, tensor.nbytes)
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """A tensor as a read-only numpy view, not copied.

@@ -14,7 +14,9 @@ from hullspeed.arch.gguf_names import gguf_names
 from hullspeed.arch.mixers import FullAttention
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import CorruptFileError
+from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.models.ggml_blocks import dequantize
+from hullspeed.models.gguf_blocks import block_weight, has_blocks
 from hullspeed.models.weights import Weights
 
 # llama.cpp keeps Llama 3's scaling of the rotary frequencies as a tensor.
@@ -27,6 +29,8 @@ _INTERLEAVED = ("llama",)
 
 class GgufWeights(Weights):
     """Reads and dequantises tensor by tensor from the mapped files.
+
+    What has been read leaves this process' memory again.
 
     Args:
         paths: The file, or all shards.
@@ -69,6 +73,23 @@ class GgufWeights(Weights):
         tensor = self._read(self._stored[name])
         return _halves_apart(tensor, self._heads[name]) if name in self._heads else tensor
 
+    def blocks(self, name: str) -> BlockWeight | None:
+        """As stored, but for the order of queries' and keys' rows; see :mod:`.gguf_blocks`."""
+        if name not in self._stored:
+            raise CorruptFileError("the GGUF file lacks a tensor", seen=name)
+        stored = self._stored[name]
+        file = self._files[stored]
+        info = file.tensors[stored]
+        if not has_blocks(info.type, info.shape):
+            return None
+        raw = np.array(np.frombuffer(file.data(stored), np.uint8))
+        file.release(stored)
+        found = block_weight(raw, info.type, info.shape)
+        if found is None or name not in self._heads:
+            return found
+        order = _halves_apart(torch.arange(info.shape[0]), self._heads[name])
+        return found.rows(order.numpy())
+
     def frequency_factors(self) -> Tensor | None:
         """``rope_freqs.weight``, if there."""
         return self._read(_FREQUENCY_FACTORS) if _FREQUENCY_FACTORS in self._files else None
@@ -79,6 +100,8 @@ class GgufWeights(Weights):
         out = np.empty(info.shape, np.float32)
         raw = np.frombuffer(file.data(stored), np.uint8)
         dequantize(raw, info.type, out.reshape(-1))
+        del raw
+        file.release(stored)
         return torch.from_numpy(out)
 
 

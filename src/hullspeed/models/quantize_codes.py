@@ -1,7 +1,7 @@
 """From weights to codes and scales: rounding to nearest, with scales searched where that pays.
 
 An integer format spends its few levels evenly, so a scale that clips the largest weights of a
-group often lowers the squared error; the best of ``SHRINKS`` is taken. FP8 has levels of nearly
+group often lowers the squared error; the best of ``_SHRINKS`` is taken. FP8 has levels of nearly
 constant relative distance and gains nothing from it: its scale maps the largest weight to 448.
 """
 
@@ -19,7 +19,7 @@ from hullspeed.models.quantized.tensor import Floats
 Codes = NDArray[np.uint8]
 
 # Shares of the scale that would just hold the largest weight.
-SHRINKS = tuple(1.0 - 0.02 * i for i in range(20))
+_SHRINKS = np.array([1.0 - 0.02 * i for i in range(20)], np.float32)
 
 _SMALLEST = {"bf16": 2.0**-126, "fp16": 2.0**-24, "fp32": 2.0**-126}
 _TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -32,23 +32,16 @@ def integer_codes(weight: Floats, bits: int, group: int, dtype: str) -> tuple[Co
         weight: float32 ``[rows, columns]``, finite.
         bits: Of a code.
         group: Columns that share a scale; divides ``columns``.
-        dtype: Number format that the scales are stored in; they are rounded to it first.
+        dtype: Number format that the scales are stored in; those found are rounded to it.
 
     Returns:
         uint8 codes of the same shape, and scales ``[rows, columns / group]``.
     """
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     rows, columns = weight.shape
-    largest: Floats = np.abs(weight.reshape(rows, columns // group, group)).max(axis=2)
-    best = _rounded(largest / np.float32(high), dtype)
-    least = np.empty_like(best)
-    _squared_error(weight, best, group, low, high, least)
-    error = np.empty_like(best)
-    for shrink in SHRINKS[1:]:
-        tried = _rounded(largest * np.float32(shrink / high), dtype)
-        _squared_error(weight, tried, group, low, high, error)
-        better = error < least
-        best[better], least[better] = tried[better], error[better]
+    found = np.empty((rows, columns // group), np.float32)
+    _search(weight, group, low, high, _SHRINKS, found)
+    best = _rounded(found, dtype)
     codes = np.empty(weight.shape, np.uint8)
     _round(weight, best, group, low, high, codes)
     return codes, best
@@ -96,22 +89,39 @@ def _rounded(scales: Floats, dtype: str) -> Floats:
 
 
 @kernel()
-def _squared_error(
-    weight: Floats, scales: Floats, group: int, low: int, high: int, out: Floats
-) -> None:
-    """Of every group, for given scales."""
+def _search(weight: Floats, group: int, low: int, high: int, shrinks: Floats, out: Floats) -> None:
+    """The scale of each group, among ``shrinks`` of the one that just holds its largest weight,
+    whose squared error is least.
+    """
     bottom, top = np.float32(low), np.float32(high)
-    for r in range(weight.shape[0]):
-        for g in range(scales.shape[1]):
+    for r in range(out.shape[0]):
+        for g in range(out.shape[1]):
             run = weight[r, g * group : (g + 1) * group]
-            scale = scales[r, g]
-            inverse = np.float32(1) / scale
-            total = np.float32(0)
+            largest = np.float32(0)
             for i in range(group):
-                level = min(max(np.rint(run[i] * inverse), bottom), top)
-                off = run[i] - level * scale
-                total += off * off
-            out[r, g] = total
+                largest = max(largest, abs(run[i]))
+            best = largest / top
+            if best > 0:
+                least = _squared_error(run, best, bottom, top)
+                for shrink in shrinks[1:]:
+                    scale = shrink * (largest / top)
+                    error = _squared_error(run, scale, bottom, top)
+                    if error < least:
+                        best, least = scale, error
+            out[r, g] = best
+
+
+@kernel()
+def _squared_error(
+    run: Floats, scale: np.float32, bottom: np.float32, top: np.float32
+) -> np.float32:
+    inverse = np.float32(1) / scale
+    total = np.float32(0)
+    for i in range(len(run)):
+        level = min(max(np.rint(run[i] * inverse), bottom), top)
+        off = run[i] - level * scale
+        total += off * off
+    return total
 
 
 @kernel()
