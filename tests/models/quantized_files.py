@@ -343,3 +343,37 @@ def all_formats() -> dict[str, Any]:
         ),
         "ct mxfp4": ct("mxfp4-pack-quantized", type="float", num_bits=4, group_size=32),
     }  # fmt: skip
+
+
+# -- GGUF and mixtures of experts ------------------------------------------------------------------
+
+
+def write_gguf_pair(folder: Path, kind: str) -> tuple[Path, Path, Any]:
+    """A GGUF with ``kind`` linear layers, its float32 twin, both by the gguf package, and the
+    architecture that config.json would give.
+    """
+    import gguf
+
+    from hullspeed.arch.load import arch_from_config
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, CONFIG["num_hidden_layers"])
+    type_ = gguf.GGMLQuantizationType[kind]
+    paths = folder / f"{kind}.gguf", folder / "twin.gguf"
+    writers = [gguf.GGUFWriter(path, "llama") for path in paths]
+    for name, tensor in plain_tensors().items():
+        stem, _, last = name.rpartition(".")
+        stored = f"{names.get_name(stem)}.{last}"
+        data = tensor.float().numpy()
+        if stem.endswith(LINEARS):
+            blocks = gguf.quants.quantize(data, type_)
+            writers[0].add_tensor(stored, blocks, raw_dtype=type_)
+            data = gguf.quants.dequantize(blocks, type_)
+        else:
+            writers[0].add_tensor(stored, data)
+        writers[1].add_tensor(stored, data)
+    for writer in writers:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return *paths, arch_from_config(CONFIG | {"dtype": "float32"})

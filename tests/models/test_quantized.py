@@ -18,7 +18,7 @@ from hullspeed.models.quantized import numbers
 from hullspeed.models.weights import Weights
 from hullspeed.sources.files import from_folder
 
-from .quantized_files import all_formats, write_pair
+from .quantized_files import all_formats, write_gguf_pair, write_pair
 
 FORMATS = all_formats()
 
@@ -29,16 +29,19 @@ def opened(folder: Path) -> tuple[Any, Weights]:
     return arch, open_weights(files.weights, arch)
 
 
-def greedy(folder: Path, n_tokens: int = 24) -> tuple[list[int], torch.Tensor]:
-    """Tokens, and the logits of the first step."""
+def greedy(folder: Path) -> tuple[list[int], torch.Tensor]:
+    """Of the model in a folder."""
     files = from_folder(folder, source=str(folder))
-    decoder = load_decoder(files.weights, load_arch(files), kernels="ref", weight_dtype="fp32")
+    return tokens_of(list(files.weights), load_arch(files))
+
+
+def tokens_of(paths: list[Path], arch: Any) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens, and the logits of the first step."""
+    decoder = load_decoder(paths, arch, kernels="ref", weight_dtype="fp32")
     decoder.allocate_kv(1)
-    tokens, first = [5, 17, 3, 88, 41], None
-    start = 0
-    while len(tokens) < n_tokens:
-        span = SpanInput(tokens[start:], start, [0], sample=True)
-        logits = decoder.forward(Batch.of([span]))[0]
+    tokens, first, start = [5, 17, 3, 88, 41], None, 0
+    while len(tokens) < 24:
+        logits = decoder.forward(Batch.of([SpanInput(tokens[start:], start, [0], sample=True)]))[0]
         first = logits if first is None else first
         start = len(tokens)
         tokens.append(int(logits.argmax()))
@@ -210,3 +213,59 @@ def test_tables_of_numbers_against_torch() -> None:
     from transformers.integrations.mxfp4 import FP4_VALUES
 
     np.testing.assert_array_equal(numbers.e2m1(), np.array(FP4_VALUES, np.float32))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_gguf_says_what_its_dequantized_twin_says(kind: str, tmp_path: Path) -> None:
+    quantized, twin, arch = write_gguf_pair(tmp_path, kind)
+    tokens, logits = tokens_of([quantized], arch)
+    same_tokens, same_logits = tokens_of([twin], arch)
+    assert tokens == same_tokens
+    assert torch.equal(logits, same_logits)
+
+
+def test_gpt_oss_says_what_its_dequantized_twin_says(tmp_path: Path) -> None:
+    """MXFP4 experts through config, header and decoder, against transformers' dequantization."""
+    import json
+
+    import safetensors.torch
+    import transformers as hf
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    config = hf.GptOssConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_local_experts=4,
+        num_experts_per_tok=2, sliding_window=16, max_position_embeddings=128,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )  # fmt: skip
+    torch.manual_seed(2)
+    module = hf.GptOssForCausalLM(config)
+    twin, quantized = tmp_path / "twin", tmp_path / "quantized"
+    tensors = {name: t.detach().clone() for name, t in module.state_dict().items()}
+    packed: dict[str, torch.Tensor] = {}
+    for name, tensor in list(tensors.items()):
+        tensors[name] = torch.randn(tensor.shape) * 0.2
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, inputs, outputs = tensor.shape
+            shape = (experts, outputs, inputs // 32)
+            blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+            scales = torch.randint(121, 125, shape, dtype=torch.uint8)
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        else:
+            packed[name] = tensors[name]
+    settings = json.loads(config.to_json_string(use_diff=False)) | {"dtype": "float32"}
+    settings.pop("quantization_config", None)
+    section = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    for folder, held, more in (
+        (twin, tensors, {}),
+        (quantized, packed, {"quantization_config": section}),
+    ):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(settings | more))
+        kept = {name: tensor.contiguous() for name, tensor in held.items()}
+        safetensors.torch.save_file(kept, folder / "model.safetensors")
+    tokens, logits = greedy(quantized)
+    same_tokens, same_logits = greedy(twin)
+    assert tokens == same_tokens
+    assert torch.equal(logits, same_logits)
