@@ -18,8 +18,10 @@ from hullspeed.arch.load import arch_from_config, load_arch
 from hullspeed.arch.model import ModelArch
 from hullspeed.arch.quant import stored_parts, weight_bytes
 from hullspeed.arch.safetensors import read_file
+from hullspeed.arch.tensors import Role
 from hullspeed.cli.main import run
 from hullspeed.errors import CorruptFileError, UnsupportedModelError, UsageError
+from hullspeed.kernels.batch import Batch, SpanInput
 from hullspeed.models.load import load_decoder, open_weights
 from hullspeed.models.quantize import quantize_checkpoint
 from hullspeed.models.quantize_codes import fp8_codes, integer_codes
@@ -28,6 +30,7 @@ from hullspeed.models.quantize_targets import Target, target
 from hullspeed.models.quantized import QuantizedTensor, numbers
 from hullspeed.models.quantized.packing import pack, unpack
 from hullspeed.sources.files import INDEX_NAME, ModelFiles, from_folder
+from support.families import write_family
 
 from .quantized_files import CONFIG, LINEARS, plain_tensors, write
 
@@ -357,3 +360,60 @@ def test_packed_codes_come_back(rows: int, columns: int, bits: int, seed: int) -
 
     signed = torch.from_numpy(codes.astype(np.int16) - 2 ** (bits - 1)).to(torch.int8)
     np.testing.assert_array_equal(words, pack_to_int32(signed, bits).numpy())
+
+
+# -- others read it --------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:You passed:UserWarning")
+@pytest.mark.parametrize("name", ["int4 g32", "int8", "fp8 row"])
+def test_transformers_runs_it(name: str, tmp_path: Path) -> None:
+    import transformers as hf
+
+    source, out = tmp_path / "source", tmp_path / "out"
+    write(source, CONFIG, plain_tensors())
+    quantized(source, out, name)
+    module = hf.AutoModelForCausalLM.from_pretrained(
+        out, dtype=torch.float32, quantization_config=hf.CompressedTensorsConfig(dequantize=True)
+    )
+    tokens = [5, 17, 3, 88, 41]
+    with torch.inference_mode():
+        theirs = module.eval()(torch.tensor([tokens])).logits[0, -1]
+    files, arch = opened(out)
+    decoder = load_decoder(files.weights, arch, kernels="ref", weight_dtype="fp32")
+    decoder.allocate_kv(1)
+    ours = decoder.forward(Batch.of([SpanInput(tokens, 0, [0], sample=True)]))[0]
+    # transformers dequantizes in fp16.
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_moe", "mixtral", "gemma3"])
+def test_hybrids_and_experts(family: str, tmp_path: Path) -> None:
+    """What the new config says, what the file holds and what is read agree in every family."""
+    source = tmp_path / "source"
+    write_family(source, family)
+    files, arch = opened(source)
+    before = open_weights(files.weights, arch)
+    for name in ("int4 g32", "int8 w8a8", "fp8"):
+        out = tmp_path / name
+        result = quantize_checkpoint(files, arch, out, TARGETS[name])
+        new_files, new_arch = opened(out)
+        alone = arch_from_config(json.loads((out / "config.json").read_text()))
+        assert weight_bytes(new_arch) == weight_bytes(alone) == tensor_bytes(out)
+        weights = open_weights(new_files.weights, new_arch)
+        weights.check(new_arch)
+        changed = {change.name for change in result.changes}
+        roles = {spec.name: spec.role for spec in arch.tensors()}
+        assert {roles[n] for n in changed} <= {Role.LINEAR, Role.EXPERT}
+        for spec in new_arch.tensors():
+            got, was = weights.tensor(spec.name), before.tensor(spec.name)
+            if spec.name not in changed:
+                assert torch.equal(got, was), spec.name
+            else:
+                assert (got - was).norm() < BOUNDS[name.partition(" ")[0]] * was.norm(), spec.name
+
+
+def test_fused_experts_are_refused(tmp_path: Path) -> None:
+    write_family(tmp_path / "source", "gpt_oss")
+    with pytest.raises(UnsupportedModelError, match="fused"):
+        quantized(tmp_path / "source", tmp_path / "out", "int4")
