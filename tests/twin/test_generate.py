@@ -43,7 +43,9 @@ def test_gaps_have_the_rate_and_the_spread_that_was_asked_for(
 
 def test_a_ramp_ends_at_its_end_rate() -> None:
     times = list(
-        islice(Arrivals(rate=10, kind="ramp", end_rate=100, over_s=50).times(random.Random(2)), 8000)
+        islice(
+            Arrivals(rate=10, kind="ramp", end_rate=100, over_s=50).times(random.Random(2)), 8000
+        )
     )
     assert sum(t < 50 for t in times) == pytest.approx(50 * 55, rel=0.1)
     after = [t for t in times if t > 50]
