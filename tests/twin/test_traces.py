@@ -110,6 +110,19 @@ def test_our_own_format(tmp_path: Path) -> None:
     assert alone.turns[0].isl_tokens == 40
 
 
+def test_prefix_hashes_as_a_server_records_them(tmp_path: Path) -> None:
+    rows = (
+        '{"at_s": 0, "isl": 150, "osl": 2, "blocks": ["aa", "bb"], "block_tokens": 64}\n'
+        '{"at_s": 1, "isl": 128, "osl": 2, "blocks": ["aa", "cc"], "block_tokens": 64}\n'
+    )
+    one, two = (s.turns[0].prompt for s in read(tmp_path, "hullspeed", rows).sessions)
+    assert [part.n_tokens for part in one] == [64, 64, 22]
+    assert one[0] == two[0]
+    assert len({part.content for part in (*one, *two)}) == 4
+    with pytest.raises(UsageError, match="more than isl"):
+        read(tmp_path, "hullspeed", rows.replace("128", "127"))
+
+
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     workload = agent_sessions(AgentLoad(sessions=5, seed=2))
     write_trace(workload, tmp_path / "w.jsonl")

@@ -18,7 +18,9 @@ from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.hardware.gpu import Gpu
 from hullspeed.memory.budget import EngineSettings, GpuMemory, WeightBytes
 from hullspeed.memory.layers import kv_dtype_of, state_dtype_of
-from hullspeed.perf.roofline import Roofline
+from hullspeed.perf.calibration import Calibration
+from hullspeed.perf.fitted import FittedCost, coefficients_of, engine_of
+from hullspeed.perf.speculative import MTP_ACCEPT, SpeculativeCost
 from hullspeed.perf.step import StepCost
 from hullspeed.perf.work import StepSeconds
 from hullspeed.twin.engine import EngineModel
@@ -69,6 +71,7 @@ class Question:
     usd_per_hour: float | None = None
     requests_per_task: int = 1
     task_success: float = 1.0
+    calibration: Calibration | None = None
 
     def target(self) -> str:
         """The hardware in words."""
@@ -89,15 +92,25 @@ class Question:
             return Cost(step, over.request_s, over.stream_token_s, how.strip())
         if self.gpu is None:
             raise UsageError("name a GPU", fix="e.g. --gpu h100-sxm")
-        roofline = Roofline(
+        coefficients = coefficients_of(self.settings.engine)
+        if self.calibration is not None:
+            coefficients = self.calibration.apply(coefficients)
+        fitted = FittedCost(
             self.arch,
             self.gpu,
             weight_bytes=self.weights.decoder,
             kv_dtype=kv_dtype_of(self.arch, self.settings.kv_dtype),
             state_dtype=state_dtype_of(self.arch, self.settings.state_dtype),
             tp=self.settings.tp,
+            eager=self.settings.enforce_eager,
+            coefficients=coefficients,
         )
-        return Cost(roofline, roofline.efficiency.request_s, 0.0, roofline.history)
+        steps: StepSeconds = fitted
+        if drafts := self.settings.draft_tokens:
+            steps = SpeculativeCost(fitted, drafts, min(MTP_ACCEPT, 1 + 0.75 * drafts))
+        known = engine_of(self.settings.engine, self.gpu)
+        request_s = known.request_s + coefficients.first_token_s
+        return Cost(steps, request_s, 0.0, coefficients.origin)
 
     def engine(self, workload: Workload, cost: Cost) -> EngineModel:
         """The engine with its memory."""

@@ -215,14 +215,17 @@ def _beginning(turns: list[Turn], n_tokens: int) -> tuple[Part, ...]:
 
 
 def _ours(path: Path) -> Workload:
-    """``{"at_s", "prompt": [[content, tokens], ...] or "isl", "osl", "session", "wait_s",
-    "checkpoints"}``; rows of one session follow each other, the first one starts it.
+    """``{"at_s", "isl", "osl", "session", "wait_s", "checkpoints"}``, and what prompts share as
+    ``"prompt": [[content, tokens], ...]`` or as ``"blocks": [hash, ...]`` of ``"block_tokens"``
+    tokens (equal hash: equal prefix up to the block's end), as a server may record it. Rows of one
+    session follow each other, the first one starts it.
     """
     sessions: dict[str, list[Turn]] = {}
     starts: dict[str, float] = {}
     contents = Contents(1 << 40)
+    blocks: dict[str, int] = {}
     for row in jsonl_rows(path):
-        prompt = _parts(row, contents)
+        prompt = _blocks(row, blocks, contents) if "blocks" in row.fields else _parts(row, contents)
         name = str(row.fields.get("session", f"row {row.number}"))
         isl = total_tokens(prompt)
         places = row.fields.get("checkpoints", [isl])
@@ -248,6 +251,23 @@ def _ours(path: Path) -> Workload:
             Session(turns=tuple(turns), at_s=starts[name]) for name, turns in sessions.items()
         ),
     )
+
+
+def _blocks(row: Row, known: dict[str, int], contents: Contents) -> tuple[Part, ...]:
+    """Whole blocks by their hashes, then what is left of the prompt, which nobody shares."""
+    hashes, isl = row.get("blocks"), row.tokens("isl")
+    size = row.tokens("block_tokens")
+    if not isinstance(hashes, list) or not all(isinstance(h, str | int) for h in hashes):
+        raise row.wrong("blocks is a list of hashes", seen=hashes)
+    if len(hashes) * size > isl:
+        raise row.wrong(f"{len(hashes)} blocks of {size} are more than isl", seen=isl)
+    parts = []
+    for text in map(str, hashes):
+        if text not in known:
+            known[text] = contents.new()
+        parts.append(Part(known[text], size))
+    left = isl - len(hashes) * size
+    return (*parts, Part(contents.new(), left)) if left else tuple(parts)
 
 
 def _parts(row: Row, contents: Contents) -> tuple[Part, ...]:
