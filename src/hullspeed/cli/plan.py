@@ -38,7 +38,7 @@ def plan(
     structured: Annotated[bool, Parameter(negative="")] = False,
     kv_dtype: str | None = None,
     state_dtype: str | None = None,
-    weight_dtype: Literal["fp16", "fp32"] = "fp16",
+    weight_dtype: Literal["native", "fp16", "fp32"] = "native",
     mtp: int = 0,
     memory_fraction: float | None = None,
     kv_cache: str | None = None,
@@ -200,6 +200,7 @@ def _plans(
     import msgspec
 
     from hullspeed.hardware.catalogue import find_gpu, load_prices
+    from hullspeed.perf.calibration import load_calibration
     from hullspeed.plan.plan import make_plan
 
     if not names:
@@ -221,7 +222,10 @@ def _plans(
         found = _detected() if name == "here" else find_gpu(name)
         if found.name in known:
             found = msgspec.structs.replace(found, price=known[found.name])
-        plans.append(make_plan(replace(case, gpu=found), managed=managed, usd_per_hour=price))
+        settings = case.settings
+        calibration = load_calibration(case.model.name, found.name, settings.tp, settings.engine)
+        on_gpu = replace(case, gpu=found, calibration=calibration)
+        plans.append(make_plan(on_gpu, managed=managed, usd_per_hour=price))
     return tuple(plans)
 
 
@@ -242,17 +246,20 @@ def _on_this_machine(case: Case) -> Case:
     """With this machine's calibration, or a one-second stand-in for it."""
     from hullspeed.hardware.ceilings import load_ceilings, quick_ceilings
     from hullspeed.hardware.machine import detect_machine
+    from hullspeed.memory.held import held_dtype
 
     machine = detect_machine()
     ceilings = load_ceilings(machine)
-    if ceilings is None or case.weight_dtype not in ceilings.linear_flops_per_s:
+    dtype = held_dtype(case.model.arch, case.weight_dtype, machine.isa)
+    if ceilings is None or dtype not in ceilings.linear_flops_per_s:
         sys.stderr.write("no calibration of this machine: a quick measurement stands in\n")
         ceilings = quick_ceilings(machine, 0.4)
     return replace(
         case,
         machine=machine,
         ceilings=ceilings,
-        model=case.model.embedded(case.weight_dtype),
+        model=case.model.embedded(dtype),
+        weight_dtype=dtype,
     )
 
 

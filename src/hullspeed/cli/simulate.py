@@ -353,8 +353,16 @@ def _question(options: dict[str, Any], workload: Workload) -> Question:
         prefix_caching=options["prefix_caching"],
     )
     hardware = _hardware(options["gpu"], settings.engine)
+    calibration = None
+    if hardware["gpu"] is not None:
+        from hullspeed.perf.calibration import load_calibration
+
+        calibration = load_calibration(
+            planned.name, hardware["gpu"].name, settings.tp, settings.engine
+        )
     question = Question(
         label="as asked",
+        calibration=calibration,
         arch=planned.arch,
         weights=planned.weights if hardware["gpu"] else planned.embedded("fp16").weights,
         settings=settings,

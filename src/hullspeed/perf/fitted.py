@@ -73,6 +73,14 @@ class FittedParts(NamedTuple):
         return sum(self)
 
 
+class Loads(NamedTuple):
+    """What a step asks of the hardware: seconds that it would take at each peak alone."""
+
+    bandwidth_s: float
+    compute_s: float
+    link_s: float
+
+
 class FittedCost:
     """Seconds of a step of ``arch`` on ``tp`` GPUs under ``engine``.
 
@@ -117,6 +125,18 @@ class FittedCost:
         """The step's terms, with what binds decided by these coefficients."""
         return self.terms.of(n_decode, context_tokens, chunks, self._mbu, self._mfu)
 
+    def loads(self, shapes: Sequence[Shape]) -> Loads:
+        """Seconds at peak bandwidth, arithmetic and link, whichever of them binds."""
+        n_decode, context, chunks = split(shapes)
+        # With an endless share of peak on one side, the other side binds: both are read off so.
+        read = self.terms.of(n_decode, context, chunks, 1e-9, 1.0)
+        done = self.terms.of(n_decode, context, chunks, 1.0, 1e-9)
+        return Loads(
+            bandwidth_s=read.weights_s + read.kv_s + read.state_s + read.rows_s,
+            compute_s=done.multiply_s + done.multiply_low_s + done.attention_s + done.delta_s,
+            link_s=read.reduce_s,
+        )
+
     def parts(self, shapes: Sequence[Shape]) -> FittedParts:
         """The step, part by part."""
         terms = self.terms_of(*split(shapes))
@@ -148,9 +168,9 @@ def coefficients_of(engine: str) -> Coefficients:
     terms |= {name: float(own[name]) for name in ENGINE_TERMS}
     fit = data["fit"]
     origin = (
-        f"terms of the data sheet, {len(terms) + 1} coefficients fitted to {fit['rows']} published "
-        f"measurements; on groups left out of the fit the median error was "
-        f"{fit['cv']['ttft']:.0%} for TTFT, {fit['cv']['tpot']:.0%} for TPOT"
+        f"not measured here: {len(terms) + 1} coefficients on the data sheet, fitted to "
+        f"{fit['points']:,} published points; on groups left out of the fit their median error "
+        f"was {fit['cv']['ttft']:.0%} for TTFT, {fit['cv']['tpot']:.0%} for TPOT"
     )
     return Coefficients(terms=terms, first_token_s=float(own["first_token_s"]), origin=origin)
 

@@ -9,6 +9,7 @@ from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.hardware.gpu import Gpu
 from hullspeed.hardware.machine import Machine
 from hullspeed.memory.budget import EngineSettings, GpuMemory
+from hullspeed.perf.calibration import Calibration
 from hullspeed.plan.capacity import memory_of, memory_of_machine
 from hullspeed.plan.model import PlannedModel
 from hullspeed.plan.speed import Predictor
@@ -24,6 +25,7 @@ class Case:
         machine: This machine, when ``gpu`` is ``None``.
         ceilings: Of this machine.
         weight_dtype: How the embedded engine holds weights.
+        calibration: Of this model on this GPU, if it was measured there.
     """
 
     model: PlannedModel
@@ -33,6 +35,7 @@ class Case:
     machine: Machine | None = None
     ceilings: Ceilings | None = None
     weight_dtype: str = "fp16"
+    calibration: Calibration | None = None
 
     @property
     def n_gpus(self) -> int:
@@ -60,7 +63,7 @@ class Case:
         if self.gpu is not None:
             if self.gpu.bandwidth_bytes_per_s <= 0:
                 return None
-            return Predictor.on_gpu(self.model, self.gpu, self.settings)
+            return Predictor.on_gpu(self.model, self.gpu, self.settings, self.calibration)
         if self.ceilings is None:
             return None
         return Predictor.on_machine(

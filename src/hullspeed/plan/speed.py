@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import statistics
+from collections.abc import Callable
+
 import msgspec
 
 from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.hardware.gpu import Gpu
 from hullspeed.memory.budget import EngineSettings
-from hullspeed.perf.roofline import Roofline
+from hullspeed.perf.calibration import Calibration
+from hullspeed.perf.fitted import FittedCost, coefficients_of, engine_of, spread_of
+from hullspeed.perf.nearest import PublicPoint, nearest_points
+from hullspeed.perf.replay import Ask, Engine, Replayed, replay
+from hullspeed.perf.speculative import MTP_ACCEPT, SpeculativeCost
 from hullspeed.perf.steady import Steady, prefill_seconds, steady_state
 from hullspeed.perf.step import StepCost
 from hullspeed.perf.work import Shape, StepSeconds
@@ -16,6 +24,8 @@ from hullspeed.plan.model import PlannedModel
 from hullspeed.plan.workload import Workload
 
 CPU_STEP_TOKENS = 512
+_LEAST_REPLAYED = 24
+_APART = 0.1  # lengths vary by as much around the typical ones
 _OTHER_SHAPES_ERROR = 0.3  # GEMM rates of a model twice as wide or half as wide differ by as much
 
 
@@ -29,12 +39,31 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of one limit is used.
+
+    Attributes:
+        used: Share of it, 1 at the limit.
+        what: The numbers behind it.
+    """
+
+    name: str
+    used: float
+    what: str
+
+
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """Prediction for ``concurrency`` requests in flight.
 
     Attributes:
         ttft_s: Cold, shared prefix computed each time, between settled and burst.
         ttft_cached_s: With the shared prefix found in the cache.
+        ttft_p99_s: Slowest of a hundred, the burst at the start left out.
+        goodput_per_s: Requests per second that meet the workload's objective; ``None`` without one.
+        decode_bound_tokens_per_s: Of one request alone: bandwidth over the bytes that a token
+            reads. No engine is faster without speculation.
+        limits: Bandwidth, compute and, with several GPUs, the link: how much of each is used.
+        nearest: Published measurements that come closest.
         bound: What a decode step spends most of its time on.
         source: What the numbers rest on.
     """
@@ -50,11 +79,17 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float
     bound: str
     source: str
+    ttft_p99_s: Quantity | None = None
+    goodput_per_s: float | None = None
+    decode_bound_tokens_per_s: float = 0.0
+    limits: tuple[Limit, ...] = ()
+    nearest: tuple[PublicPoint, ...] = ()
 
     def quantities(self) -> list[Quantity]:
         """All of them, as a reader wants them listed."""
         cached = [self.ttft_cached_s] if self.ttft_cached_s else []
-        return [self.ttft_s, *cached, self.itl_s, self.prefill_s, self.output_tokens_per_s]
+        tail = [self.ttft_p99_s] if self.ttft_p99_s else []
+        return [self.ttft_s, *tail, *cached, self.itl_s, self.prefill_s, self.output_tokens_per_s]
 
 
 class Predictor:
@@ -62,7 +97,9 @@ class Predictor:
 
     def __init__(self, cost: StepSeconds, *, step_tokens: int, request_s: float, stream_s: float,
                  ttft_factors: tuple[float, float], itl_factors: tuple[float, float],
-                 source: str) -> None:  # fmt: skip
+                 source: str, engine: Engine | None = None,
+                 near: Callable[[Workload, int], tuple[PublicPoint, ...]] | None = None,
+                 ) -> None:  # fmt: skip
         self.cost = cost
         self.step_tokens = step_tokens
         self._request_s = request_s
@@ -73,30 +110,58 @@ class Predictor:
         # bandwidth's does: at least a factor of two upwards where nothing was measured here.
         self._prefill_factors = (itl_factors[0], max(itl_factors[1], ttft_factors[1] ** 0.5))
         self._source = source
+        self._engine = (engine or Engine())._replace(
+            step_tokens=step_tokens, request_s=request_s, stream_token_s=stream_s
+        )
+        self._near = near
 
     @classmethod
-    def on_gpu(cls, model: PlannedModel, gpu: Gpu, settings: EngineSettings) -> Predictor:
-        """By roofline.
+    def on_gpu(
+        cls,
+        model: PlannedModel,
+        gpu: Gpu,
+        settings: EngineSettings,
+        calibration: Calibration | None = None,
+    ) -> Predictor:
+        """By the cost fitted to published measurements, scaled by ``calibration`` if this model
+        was measured on this GPU.
 
         Raises:
             UsageError: if no speeds are known for ``gpu``.
         """
-        roofline = Roofline(
+        coefficients = coefficients_of(settings.engine)
+        ttft, tpot = spread_of("ttft", 90), spread_of("tpot", 90)
+        if calibration is not None:
+            coefficients = calibration.apply(coefficients)
+            ttft, tpot = calibration.spread("ttft"), calibration.spread("tpot")
+        plain = FittedCost(
             model.arch,
             gpu,
+            engine=settings.engine,
             weight_bytes=model.weights.decoder,
             kv_dtype=kv_dtype(model.arch, settings),
             state_dtype=state_dtype(model.arch, settings),
             tp=settings.tp,
+            eager=settings.enforce_eager,
+            coefficients=coefficients,
         )
+        cost: StepSeconds = plain
+        source = coefficients.origin
+        if settings.draft_tokens:
+            accept = min(MTP_ACCEPT, 1 + 0.75 * settings.draft_tokens)
+            cost = SpeculativeCost(plain, settings.draft_tokens, accept)
+            source += f"; {accept:.1f} tokens a step assumed of {settings.draft_tokens} drafted"
+        engine = engine_of(settings.engine, gpu)
         return cls(
-            roofline,
+            cost,
             step_tokens=step_tokens(model.arch, memory_of(gpu), settings),
-            request_s=roofline.efficiency.request_s,
+            request_s=engine.request_s + coefficients.first_token_s,
             stream_s=0.0,
-            ttft_factors=roofline.ttft_interval,
-            itl_factors=roofline.itl_interval,
-            source=roofline.history,
+            ttft_factors=ttft,
+            itl_factors=tpot,
+            source=source,
+            engine=engine,
+            near=_near(model, gpu, settings),
         )
 
     @classmethod
@@ -132,12 +197,22 @@ class Predictor:
         cached = None
         if workload.shared_prefix:
             warm = self._steady(workload, concurrency, workload.shared_prefix)
-            cached = self._ttft("TTFT, shared prefix cached", warm, concurrency)
+            again = self._play(workload, concurrency, workload.shared_prefix)
+            after = [served.ttft_s for served in again.served[concurrency:]]
+            name = "TTFT, shared prefix cached"
+            cached = self._ttft(name, warm, concurrency, statistics.median(after))
+        played = self._play(workload, concurrency, 0)
+        first = sorted(served.ttft_s for served in played.served[concurrency:])
         low, high = self._itl_factors
         per_s = (warm if workload.shared_prefix else cold).output_tokens_per_s
         return Speed(
             concurrency=concurrency,
-            ttft_s=self._ttft("TTFT", cold, concurrency),
+            ttft_s=self._ttft("TTFT", cold, concurrency, statistics.median(first)),
+            ttft_p99_s=self._ttft("TTFT p99", cold, concurrency, _p99(first)),
+            goodput_per_s=_goodput(workload, played, concurrency, per_s / workload.osl),
+            decode_bound_tokens_per_s=self._decode_bound(workload),
+            limits=self._limits(workload, concurrency, cold),
+            nearest=self._near(workload, concurrency) if self._near else (),
             ttft_settled_s=cold.ttft_settled_s,
             ttft_burst_s=cold.ttft_burst_s,
             ttft_cached_s=cached,
@@ -192,26 +267,112 @@ class Predictor:
             stream_token_s=self._stream_s,
         )
 
-    def _ttft(self, name: str, steady: Steady, concurrency: int) -> Quantity:
+    def _play(self, workload: Workload, concurrency: int, cached_tokens: int) -> Replayed:
+        """The workload as a closed loop, lengths a little apart as requests' are."""
+        rng = random.Random(0)  # noqa: S311 - a workload, not a secret
+        asks = []
+        for _ in range(concurrency + max(_LEAST_REPLAYED, 3 * concurrency)):
+            new, osl = (
+                max(1, round(n * rng.uniform(1 - _APART, 1 + _APART)))
+                for n in (workload.isl - cached_tokens, workload.osl)
+            )
+            asks.append(Ask(new + cached_tokens, osl, cached_tokens))
+        engine = self._engine._replace(
+            step_tokens=max(self.step_tokens, concurrency + 1), max_running=concurrency,
+            first_token_s=0.0,
+        )  # fmt: skip
+        return replay(self.cost, asks, engine, concurrency=concurrency)
+
+    def _ttft(self, name: str, steady: Steady, concurrency: int, value: float) -> Quantity:
         # Alone, nothing queues: only the prompt's own computation is uncertain.
         low, high = self._ttft_factors if concurrency > 1 else self._prefill_factors
         return Quantity(
             name=name,
             unit="s",
-            value=steady.ttft_s,
-            low=min(steady.ttft_settled_s, steady.ttft_s * low),
-            high=max(steady.ttft_burst_s, steady.ttft_s * high),
+            value=value,
+            low=min(steady.ttft_settled_s, value * low),
+            high=max(steady.ttft_burst_s, value * high),
+        )
+
+    def _decode_bound(self, workload: Workload) -> float:
+        """Tokens per second of one request if nothing but its bytes took time."""
+        plain = _plain(self.cost)
+        if not isinstance(plain, FittedCost):
+            return 0.0
+        terms = plain.terms.of(1, workload.isl + workload.osl // 2, (), 1e-9, 1.0)
+        return 1 / (terms.weights_s + terms.kv_s + terms.state_s)
+
+    def _limits(self, workload: Workload, concurrency: int, steady: Steady) -> tuple[Limit, ...]:
+        """Shares of peak over a cycle in which every request computes its prompt and its tokens."""
+        plain = _plain(self.cost)
+        if not isinstance(plain, FittedCost):
+            return ()
+        middle = workload.isl + workload.osl // 2
+        decode = plain.loads([Shape(1, middle)] * concurrency)
+        # A prompt rides on decode steps: what it adds is its arithmetic and the bytes of its rows.
+        prompt = plain.loads([Shape(workload.isl, 0)])
+        cycle_s = concurrency / steady.requests_per_s
+        gpu = plain.terms.gpu
+        rows = (
+            ("bandwidth", workload.osl * decode.bandwidth_s,
+             f"{gpu.bandwidth_bytes_per_s / 1e9:,.0f} GB/s a GPU"),
+            ("compute", workload.osl * decode.compute_s + concurrency * prompt.compute_s,
+             f"{gpu.peak_flops_per_s(plain.terms.compute_dtype) / 1e12:,.0f} TFLOP/s a GPU"),
+            ("interconnect", workload.osl * decode.link_s + concurrency * prompt.link_s,
+             f"{gpu.interconnect_bytes_per_s / 2e9:,.0f} GB/s a direction"),
+        )  # fmt: skip
+        return tuple(
+            Limit(name=name, used=min(seconds / cycle_s, 1.0), what=what)
+            for name, seconds, what in rows
+            if seconds > 0
         )
 
     def _bound(self, workload: Workload, concurrency: int) -> str:
         """The largest term of a decode step, in words."""
         shapes = [Shape(1, workload.isl + workload.osl // 2)] * concurrency
-        cost = self.cost
-        if isinstance(cost, StepCost | Roofline):
+        cost = _plain(self.cost)
+        if isinstance(cost, StepCost | FittedCost):
             parts = cost.parts(shapes)._asdict()
             name = max(parts, key=lambda key: parts[key])
             return f"{_WORDS[name]} ({parts[name] / sum(parts.values()):.0%} of a decode step)"
         return "unknown"
+
+
+def _plain(cost: StepSeconds) -> StepSeconds:
+    """The cost below speculation."""
+    return cost.cost if isinstance(cost, SpeculativeCost) else cost
+
+
+def _p99(ordered: list[float]) -> float:
+    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+
+
+def _goodput(
+    workload: Workload, played: Replayed, skipped: int, requests_per_s: float
+) -> float | None:
+    """Requests per second within both objectives; ``None`` if there are none."""
+    if workload.ttft_s is None and workload.tpot_s is None:
+        return None
+    served = played.served[skipped:]
+    good = sum(
+        (workload.ttft_s is None or one.ttft_s <= workload.ttft_s)
+        and (workload.tpot_s is None or one.tpot_s <= workload.tpot_s)
+        for one in served
+    )
+    return requests_per_s * good / len(served)
+
+
+def _near(
+    model: PlannedModel, gpu: Gpu, settings: EngineSettings
+) -> Callable[[Workload, int], tuple[PublicPoint, ...]]:
+    def find(workload: Workload, concurrency: int) -> tuple[PublicPoint, ...]:
+        return nearest_points(
+            params=model.arch.params_per_token(), gpu=gpu.name, tp=settings.tp,
+            quant=model.arch.quant, engine=settings.engine, isl=workload.isl, osl=workload.osl,
+            concurrency=concurrency, speculative=settings.draft_tokens > 0,
+        )  # fmt: skip
+
+    return find
 
 
 _WORDS = {
@@ -223,6 +384,7 @@ _WORDS = {
     "kv_s": "reading the KV cache",
     "state_s": "reading and writing recurrent state",
     "reduce_s": "communication between GPUs",
+    "rows_s": "norms and residuals between the products",
     "overhead_s": "launches and scheduling",
     "layer_overhead_s": "calls between kernels",
     "step_overhead_s": "scheduling and sampling",

@@ -167,7 +167,46 @@ def _speed(speed: Speed) -> tuple[Block, ...]:
         f"{format_seconds(speed.ttft_settled_s)} when requests are out of step and "
         f"{format_seconds(speed.ttft_burst_s)} when all arrive together. Source: {speed.source}."
     )
-    return (table, Paragraph(text))
+    blocks: list[Block] = [table, Paragraph(text), Bullets(tuple(_limits(speed)))]
+    if speed.nearest:
+        blocks.append(_nearest(speed))
+    return tuple(blocks)
+
+
+def _limits(speed: Speed) -> list[str]:
+    """How far each limit is, in words."""
+    lines = [f"what binds a decode step: {speed.bound}"]
+    lines += [f"{limit.name}: {limit.used:.0%} of {limit.what} used" for limit in speed.limits]
+    if speed.decode_bound_tokens_per_s:
+        lines.append(
+            f"one request alone can never exceed {number(speed.decode_bound_tokens_per_s)} tok/s "
+            "without speculation: bandwidth over the bytes that a token reads"
+        )
+    if speed.goodput_per_s is not None:
+        lines.append(
+            f"goodput: {speed.goodput_per_s:.2f} of {speed.requests_per_s:.2f} requests a second "
+            "meet the objective"
+        )
+    return lines
+
+
+def _nearest(speed: Speed) -> Table:
+    rows = tuple(
+        (
+            f"{point.model} {point.quant}, {point.tp} x {point.gpu}",
+            f"{point.engine} {point.version}".strip() + (" +MTP" if point.speculative else ""),
+            f"{point.isl:,}/{point.osl:,} x {point.concurrency}",
+            format_seconds(point.ttft_s),
+            format_seconds(point.tpot_s),
+            point.source.split("@")[0][:60],
+        )
+        for point in speed.nearest
+    )
+    return Table(
+        header=("nearest measured points", "engine", "load", "TTFT", "TPOT", "source"),
+        rows=rows,
+        text_columns=3,
+    )
 
 
 def _quantity(q: Quantity) -> tuple[str, str, str]:
