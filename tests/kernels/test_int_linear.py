@@ -79,8 +79,8 @@ def test_products_are_close_to_float64(
     got = BlockLinear(some, bias, threads)(x).double()
     exact = torch.from_numpy(some.dequantize()).double()
     # An activation is off by at most half a step: its block's largest / 65534.
-    step = x.double().unflatten(1, (-1, BLOCK)).abs().amax(2) / 65534
-    magnitudes = exact.abs().unflatten(1, (-1, BLOCK)).sum(2)
+    step = x.double().reshape(rows, -1, BLOCK).abs().amax(2) / 65534
+    magnitudes = exact.abs().reshape(len(exact), -1, BLOCK).sum(2)
     float32 = x.double().abs() @ exact.abs().T + bias.abs()
     bound = step @ magnitudes.T + 4e-6 * float32
     assert bool(((got - (x.double() @ exact.T + bias)).abs() <= bound).all())

@@ -13,6 +13,7 @@ import torch
 from hullspeed.arch.load import load_arch
 from hullspeed.arch.model import ModelArch
 from hullspeed.kernels.batch import Batch, SpanInput
+from hullspeed.kernels.cpu.int_tile import has_vnni
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.load import load_decoder, open_weights
 from hullspeed.sources.files import ModelFiles
@@ -109,10 +110,24 @@ def test_fp32_logits_are_those_of_transformers(
 def test_fp16_weights_lose_nothing_that_matters(
     smollm2_files: ModelFiles, arch: ModelArch, tokens: list[int], oracle_logits: torch.Tensor
 ) -> None:
-    decoder = make_decoder(smollm2_files, arch)
+    decoder = make_decoder(smollm2_files, arch, weight_dtype="fp16")
     wanted = oracle_logits.log_softmax(-1)
     for chunk in (1, 50):
         got = all_logits(decoder, tokens, chunk).log_softmax(-1)
         divergence = (wanted.exp() * (wanted - got)).sum(-1)
         assert float(divergence.mean()) < 1e-4
         assert float((got.argmax(-1) == wanted.argmax(-1)).float().mean()) > 0.98
+
+
+@pytest.mark.skipif(not has_vnni(), reason="needs AVX-512 VNNI")
+def test_native_codes_are_the_checkpoint(
+    smollm2_files: ModelFiles, arch: ModelArch, tokens: list[int], oracle_logits: torch.Tensor
+) -> None:
+    decoder = make_decoder(smollm2_files, arch, weight_dtype="native", threads=2)
+    wanted = oracle_logits.log_softmax(-1)
+    got = [all_logits(decoder, tokens, chunk) for chunk in (1, 7, len(tokens))]
+    for logits in got:
+        ours = logits.log_softmax(-1)
+        divergence = (wanted.exp() * (wanted - ours)).sum(-1)
+        assert float(divergence.mean()) < 1e-6
+        assert torch.equal(ours.argmax(-1), wanted.argmax(-1))

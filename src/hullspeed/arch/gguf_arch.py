@@ -224,6 +224,7 @@ def _checked(arch: ModelArch, name: str, tensors: Mapping[str, GgufTensor]) -> M
         names = gguf_names(spec.name, name, arch.prefix)
         groups.setdefault(_present(names, tensors), []).append(spec)
     sizes: dict[str, int] = {}
+    types: dict[str, str] = {}
     problems: list[str] = []
     for names, specs in groups.items():
         if problem := _problem(names, specs, tensors):
@@ -232,6 +233,7 @@ def _checked(arch: ModelArch, name: str, tensors: Mapping[str, GgufTensor]) -> M
         # Experts are stored together, each as large as the next.
         nbytes = sum(tensors[n].nbytes for n in names)
         sizes |= {spec.name: nbytes // len(specs) for spec in specs}
+        types |= {spec.name: tensors[names[0]].type.name for spec in specs}
     if problems:
         raise CorruptFileError(
             f"the tensors do not fit the GGUF metadata in {len(problems)} places",
@@ -242,7 +244,7 @@ def _checked(arch: ModelArch, name: str, tensors: Mapping[str, GgufTensor]) -> M
     rest = tuple(TensorSpec(n, t.shape, Role.VECTOR) for n, t in tensors.items() if n not in used)
     extras = (Extra(name="unlisted", tensors=rest),) if rest else ()
     sizes |= {spec.name: tensors[spec.name].nbytes for spec in rest}
-    stored = WeightFormat(name="gguf", stored_bytes=sizes)
+    stored = WeightFormat(name="gguf", stored_bytes=sizes, stored_types=types)
     return replace(arch, quant="gguf", weight_format=stored, extras=extras)
 
 

@@ -77,6 +77,7 @@ class WeightFormat:
         kv_scales: Where each layer keeps a scale for keys and one for values: ``"modelopt"``
             (beside ``k_proj``'s weight), ``"compressed"`` (in the attention module), or nowhere.
         stored_bytes: Bytes by tensor name as read from the files' headers; wins over all rules.
+        stored_types: GGUF type by tensor name, of a model in that format.
     """
 
     name: str = "none"
@@ -88,6 +89,7 @@ class WeightFormat:
     kv_dtype: str | None = None
     kv_scales: Literal["", "modelopt", "compressed"] = ""
     stored_bytes: Mapping[str, int] | None = None
+    stored_types: Mapping[str, str] | None = None
 
     def scheme_of(self, spec: TensorSpec) -> Scheme:
         """How one weight is stored."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hullspeed.arch.dtypes import nbytes
 from hullspeed.arch.model import ModelArch
-from hullspeed.arch.tensors import Role
 from hullspeed.errors import UsageError
 from hullspeed.memory.after_load import page_pool
 from hullspeed.memory.budget import (
@@ -19,27 +17,23 @@ from hullspeed.memory.budget import (
     Term,
     WeightBytes,
 )
+from hullspeed.memory.held import held_bytes
 from hullspeed.memory.pages import PagePool
 from hullspeed.memory.profile import EngineProfile, engine_profile
 from hullspeed.units import MIB
 
 Z90 = 1.645
-MATRICES = (Role.LINEAR, Role.EXPERT, Role.HEAD, Role.EMBEDDING, Role.GATE)
 
 
 def held_weights(arch: ModelArch, weight_dtype: str = "fp16") -> WeightBytes:
     """Bytes of the weights as the engine holds them, whatever the file's format: matrices in
-    ``weight_dtype``, vectors in fp32; a tied output head is a second, packed copy. Vision and MTP
-    parts are not loaded.
+    ``weight_dtype`` (as :func:`hullspeed.memory.held.held_dtype` gives it), vectors in fp32; a tied
+    output head is a second, packed copy. Vision and MTP parts are not loaded.
+
+    Raises:
+        UsageError: for a type in which no weights are held.
     """
-    if weight_dtype not in ("fp16", "fp32"):
-        raise UsageError("weights are held as fp16 or fp32", seen=weight_dtype)
-    total = 0
-    for tensor in arch.tensors(extras=False):
-        matrix = tensor.role in MATRICES
-        total += nbytes(tensor.elements, weight_dtype if matrix else "fp32")
-        if tensor.role is Role.EMBEDDING and arch.tied_embeddings:
-            total += nbytes(tensor.elements, weight_dtype)
+    total = sum(held_bytes(arch, tensor, weight_dtype) for tensor in arch.tensors(extras=False))
     return WeightBytes(decoder=total, source=f"parameters held as {weight_dtype}")
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hullspeed.arch.model import ModelArch
+from hullspeed.arch.tensors import Role
 from hullspeed.errors import UnsupportedModelError
 from hullspeed.hardware.ceilings import Ceilings
+from hullspeed.memory.held import held_bytes
 from hullspeed.perf.work import Shape, Work
-
-_BYTES = {"fp16": 2.0, "fp32": 4.0}
 
 
 class StepParts(NamedTuple):
@@ -37,7 +37,8 @@ class StepCost:
     FLOP rate; norms, rotations, page writes and calls as fitted overheads.
 
     Args:
-        weight_dtype: How the engine holds linear weights, ``fp16`` or ``fp32``.
+        weight_dtype: How the engine holds linear weights: ``native``, ``fp16`` or ``fp32``, as
+            :func:`hullspeed.memory.held.held_dtype` gives it.
 
     Raises:
         UnsupportedModelError: when the ceilings hold no rate for ``weight_dtype``.
@@ -54,7 +55,7 @@ class StepCost:
         self.work = Work(arch, kv_dtype="fp32")
         self._linear = ceilings.linear_flops_per_s[weight_dtype]
         self._head = ceilings.head_flops_per_s[weight_dtype]
-        self._weight_bytes = _BYTES[weight_dtype]
+        self._weight_bytes = _linear_bytes(arch, weight_dtype)
         self._hidden_units = arch.hidden / 1024
         self._kv_heads = _kv_heads(arch)
 
@@ -101,6 +102,13 @@ class StepCost:
             layer_overhead_s=layer_s,
             step_overhead_s=over.step_s + over.sequence_s * len(shapes),
         )
+
+
+def _linear_bytes(arch: ModelArch, weight_dtype: str) -> float:
+    """Bytes of a parameter of the layers' matrices, on average."""
+    specs = [t for t in arch.tensors(extras=False) if t.role in (Role.LINEAR, Role.EXPERT)]
+    held = sum(held_bytes(arch, spec, weight_dtype) for spec in specs)
+    return held / max(1, sum(spec.elements for spec in specs))
 
 
 def _kv_heads(arch: ModelArch) -> int:

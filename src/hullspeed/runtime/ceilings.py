@@ -21,6 +21,8 @@ from torch import Tensor
 from hullspeed.arch.mixers import FullAttention
 from hullspeed.arch.mlps import DenseMlp
 from hullspeed.arch.model import Layer, ModelArch, Rope
+from hullspeed.arch.quant import WeightFormat
+from hullspeed.arch.tensors import Role
 from hullspeed.hardware.ceilings import (
     KERNELS_VERSION,
     Ceilings,
@@ -31,7 +33,9 @@ from hullspeed.hardware.ceilings import (
 from hullspeed.hardware.machine import Machine, detect_machine
 from hullspeed.kernels.base import AttentionShape, Linear
 from hullspeed.kernels.batch import Batch, SpanInput
+from hullspeed.kernels.blocks import BLOCK, BlockWeight
 from hullspeed.kernels.cpu.backend import CpuKernels
+from hullspeed.memory.held import held_dtype
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.weights import Weights
 from hullspeed.perf.step import StepCost
@@ -58,10 +62,10 @@ _SEQUENCE_S = 1e-4
 
 
 def default_arch() -> ModelArch:
-    """Shapes of SmolLM2-135M, the model that ships as default."""
+    """Shapes and number formats of SmolLM2-135M in Q4_1, the model that ships as default."""
     mixer = FullAttention(q_heads=9, kv_heads=3, head_dim=64, rotary_dim=64)
     layer = Layer(mixer, DenseMlp(intermediate=1536))
-    return ModelArch(
+    arch = ModelArch(
         family="llama",
         hidden=576,
         vocab=49152,
@@ -71,6 +75,13 @@ def default_arch() -> ModelArch:
         rope=Rope(theta=100_000.0),
         max_context_tokens=8192,
     )
+    types = {
+        spec.name: "Q8_0" if spec.role is Role.EMBEDDING else "Q4_1"
+        for spec in arch.tensors(extras=False)
+        if len(spec.shape) == 2
+    }
+    stored = WeightFormat(name="gguf", stored_types=types)
+    return dataclasses.replace(arch, quant="gguf", weight_format=stored)
 
 
 def measure_ceilings(
@@ -78,11 +89,12 @@ def measure_ceilings(
     *,
     machine: Machine | None = None,
     threads: int | None = None,
-    weight_dtype: str = "fp16",
+    weight_dtype: str = "native",
     progress: Callable[[str], None] = lambda _: None,
 ) -> Ceilings:
     """Ceilings for models of ``arch``'s shapes (SmolLM2's unless given).
 
+    Where ``native`` holds codes, linear layers are timed in fp16 too, for models without.
     ``progress`` is told what is being timed. Takes a few seconds, more on the very first run while
     kernels compile.
 
@@ -94,15 +106,17 @@ def measure_ceilings(
     threads = threads or machine.cores
     short = shortened(arch)
     foreign = ForeignLoad()
-    kernels = CpuKernels(weight_dtype=weight_dtype, threads=threads)
+    dtype = held_dtype(arch, weight_dtype, machine.isa)
+    kernels = CpuKernels(weight_dtype=dtype, threads=threads)
     decoder = Decoder(short, RandomWeights(short), kernels)
+    dtypes = ("native", "fp16") if dtype == "native" else (dtype,)
     with torch.inference_mode():
         progress("memory bandwidth")
         dram = _dram_bytes_per_s()
         progress("linear layers")
-        linear = _linear_curve(short, kernels)
+        linear = {d: _linear_curve(short, kernels, d) for d in dtypes}
         progress("output head")
-        head = _head_curve(short, kernels)
+        head = {d: _head_curve(short, kernels, d) for d in dtypes}
         progress("attention")
         decode, chunk = _attention_curves(short, kernels)
         bare = Ceilings(
@@ -111,8 +125,8 @@ def measure_ceilings(
             measured_at=timestamp(),
             threads=threads,
             dram_bytes_per_s=dram,
-            linear_flops_per_s={weight_dtype: linear},
-            head_flops_per_s={weight_dtype: head},
+            linear_flops_per_s=linear,
+            head_flops_per_s=head,
             decode_bytes_per_s=decode,
             chunk_flops_per_s=chunk,
             overheads=_no_overheads(),
@@ -121,7 +135,7 @@ def measure_ceilings(
             notes=(f"shapes of hidden {arch.hidden}, {len(short.layers)} layers timed",),
         )
         progress("whole steps")
-        overheads = _fit_overheads(decoder, short, bare, weight_dtype)
+        overheads = _fit_overheads(decoder, short, bare, dtype)
     share = foreign.share()
     notes = bare.notes
     if share > _QUIET_SHARE:
@@ -147,6 +161,7 @@ class RandomWeights(Weights):
 
     def __init__(self, arch: ModelArch) -> None:
         self._shapes = {spec.name: spec.shape for spec in arch.tensors(extras=False)}
+        self._types = arch.weight_format.stored_types or {}
         self._generator = torch.Generator().manual_seed(0)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -156,6 +171,33 @@ class RandomWeights(Weights):
     def tensor(self, name: str) -> Tensor:
         """Fresh values each time."""
         return 0.02 * torch.randn(self._shapes[name], generator=self._generator)
+
+    def blocks(self, name: str) -> BlockWeight | None:
+        """Random codes where the architecture stores codes."""
+        kind = self._types.get(name)
+        rows, columns = self._shapes[name]
+        return _random_blocks(rows, columns, kind) if kind in _CODES else None
+
+
+_CODES = ("Q4_0", "Q4_1", "Q8_0")
+
+
+def _random_blocks(rows: int, columns: int, kind: str) -> BlockWeight:
+    """A weight drawn small, with codes of the width of the GGUF type ``kind``."""
+    generator = np.random.default_rng(0)
+    shape = (rows, columns // BLOCK)
+    if kind == "Q8_0":
+        scales = np.full(shape, 0.02 / 74, np.float16)  # 74: deviation of the codes
+        return BlockWeight(generator.integers(-128, 128, (*shape, BLOCK), np.int8), scales)
+    codes = generator.integers(0, 256, (*shape, BLOCK // 2), np.uint8)
+    scales = np.full(shape, 0.02 / 4.6, np.float16)
+    return BlockWeight(codes, scales, np.float16(-7.5) * scales)
+
+
+def _weight(rows: int, columns: int, kind: str | None) -> Tensor | BlockWeight:
+    if kind in _CODES and columns % BLOCK == 0:
+        return _random_blocks(rows, columns, kind)
+    return 0.02 * torch.randn(rows, columns)
 
 
 def best_seconds(run: Callable[[], object], *, enough_s: float = 0.1, most_s: float = 0.6) -> float:
@@ -198,11 +240,12 @@ def _dram_bytes_per_s() -> float:
     return data.nbytes / best_seconds(data.sum)
 
 
-def _linear_curve(arch: ModelArch, kernels: CpuKernels) -> Curve:
+def _linear_curve(arch: ModelArch, kernels: CpuKernels, dtype: str) -> Curve:
     """All linear layers of the short model, one after the other, as a step runs them."""
+    kind = _stored_type(arch, f"{arch.prefix}layers.0.mlp.down_proj.weight", dtype)
     shapes = _packed_shapes(arch.layers[0], arch.hidden)
     layers: list[list[tuple[Linear, int]]] = [
-        [(kernels.linear(0.02 * torch.randn(n, k)), k) for n, k in shapes] for _ in arch.layers
+        [(kernels.linear(_weight(n, k, kind)), k) for n, k in shapes] for _ in arch.layers
     ]
     layer_params = sum(n * k for n, k in shapes)
     rates = []
@@ -230,8 +273,16 @@ def _packed_shapes(layer: Layer, hidden: int) -> list[tuple[int, int]]:
     return [(qkv, hidden), (output[0], output[1]), (gate_up, hidden), (down[0], down[1])]
 
 
-def _head_curve(arch: ModelArch, kernels: CpuKernels) -> Curve:
-    head = kernels.linear(0.02 * torch.randn(arch.vocab, arch.hidden))
+def _stored_type(arch: ModelArch, name: str, dtype: str) -> str | None:
+    """GGUF type of a weight, if weights are held as they are stored."""
+    return (arch.weight_format.stored_types or {}).get(name) if dtype == "native" else None
+
+
+def _head_curve(arch: ModelArch, kernels: CpuKernels, dtype: str) -> Curve:
+    tied = f"{arch.prefix}{arch.embedding_name}"
+    name = tied if arch.tied_embeddings else arch.head_name
+    kind = _stored_type(arch, f"{name}.weight", dtype)
+    head = kernels.linear(_weight(arch.vocab, arch.hidden, kind))
     rows = tuple(m for m in _ROWS if m <= 64)
     rates = []
     for m in rows:

