@@ -43,7 +43,7 @@ class AgentLoad(msgspec.Struct, frozen=True, kw_only=True):
     sigma: float = 0.8
     think_s: float = 20.0
     think_sigma: float = 1.3
-    over_s: float = 3_500.0
+    over_s: float = 3_400.0
     tail_tokens: int = 5
     strip_thinking: bool = True
     max_tokens: int = 120_000
