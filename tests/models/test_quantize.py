@@ -373,7 +373,7 @@ def test_transformers_runs_it(name: str, tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     write(source, CONFIG, plain_tensors())
     quantized(source, out, name)
-    module = hf.AutoModelForCausalLM.from_pretrained(
+    module: Any = hf.AutoModelForCausalLM.from_pretrained(
         out, dtype=torch.float32, quantization_config=hf.CompressedTensorsConfig(dequantize=True)
     )
     tokens = [5, 17, 3, 88, 41]

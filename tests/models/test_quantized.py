@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hullspeed.arch.load import load_arch
 from hullspeed.arch.quant import weight_bytes
 from hullspeed.errors import CorruptFileError, UnsupportedModelError
 from hullspeed.kernels.batch import Batch, SpanInput
 from hullspeed.models.load import load_decoder, open_weights
-from hullspeed.models.quantized import numbers
+from hullspeed.models.quantized import QuantizedTensor, numbers
 from hullspeed.models.weights import Weights
 from hullspeed.sources.files import from_folder
 
-from .quantized_files import all_formats, write_gguf_pair, write_pair
+from .quantized_files import CONFIG, all_formats, plain_tensors, write, write_gguf_pair, write_pair
 
 FORMATS = all_formats()
 
@@ -269,3 +271,69 @@ def test_gpt_oss_says_what_its_dequantized_twin_says(tmp_path: Path) -> None:
     same_tokens, same_logits = greedy(twin)
     assert tokens == same_tokens
     assert torch.equal(logits, same_logits)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_dequantization_is_level_less_zero_times_scale(data: st.DataObject) -> None:
+    """Any blocks, ragged ones too, any leading dimensions, against indexing in numpy."""
+    lead = tuple(data.draw(st.lists(st.integers(1, 3), max_size=2)))
+    rows, columns, tall, wide = (data.draw(st.integers(1, 9)) for _ in range(4))
+    transposed, with_zeros = data.draw(st.booleans()), data.draw(st.booleans())
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    codes = rng.integers(0, 16, (*lead, rows, columns), dtype=np.uint8)
+    levels = rng.standard_normal(16).astype(np.float32)
+    group_of = None
+    if data.draw(st.booleans()):
+        tall, grid = 1, (*lead, rows, wide)
+        group_of = rng.integers(0, wide, columns, dtype=np.int32)
+        column_of = group_of
+    else:
+        grid = (*lead, -(-rows // tall), -(-columns // wide))
+        column_of = np.arange(columns, dtype=np.int32) // wide
+    scales = rng.standard_normal(grid).astype(np.float32)
+    zeros = rng.standard_normal(grid).astype(np.float32) if with_zeros else None
+    at: Any = (..., *np.ix_(np.arange(rows) // tall, column_of))
+    want: Any = levels[codes]
+    if zeros is not None:
+        want = want - zeros[at]
+    want = want * scales[at]
+    tensor = QuantizedTensor(codes, levels, scales, zeros, tall, wide, group_of, transposed)
+    if transposed:
+        want = want.swapaxes(-1, -2)
+    assert tensor.shape == want.shape
+    np.testing.assert_array_equal(tensor.dequantize(), want)
+
+
+def test_a_mixed_checkpoint_of_modelopt(tmp_path: Path) -> None:
+    """A scheme for each layer: FP8, NVFP4 and none."""
+    import safetensors.torch
+
+    from .quantized_files import fp8_tensor, modelopt_nvfp4
+
+    fp8, _ = write_pair(tmp_path / "a", FORMATS["modelopt fp8"]()[0], fp8_tensor)
+    fp4, plain = write_pair(tmp_path / "b", FORMATS["modelopt nvfp4"]()[0], modelopt_nvfp4)
+    _, fp8_twin = write_pair(tmp_path / "c", FORMATS["modelopt fp8"]()[0], fp8_tensor)
+    tensors: dict[str, torch.Tensor] = {}
+    wanted: dict[str, torch.Tensor] = {}
+    for folder, twin, part in ((fp8, fp8_twin, "layers.0.mlp"), (fp4, plain, "layers.1.self_attn")):
+        for found, path in ((tensors, folder), (wanted, twin)):
+            loaded = safetensors.torch.load_file(path / "model.safetensors")
+            found |= {name: tensor for name, tensor in loaded.items() if part in name}
+    for name, tensor in plain_tensors().items():
+        if name not in wanted:
+            tensors[name] = wanted[name] = tensor
+    layers = {
+        "model.layers.0.mlp": {"quant_algo": "FP8"},
+        "model.layers.1.self_attn": {"quant_algo": "NVFP4", "group_size": 16},
+    }
+    section = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": layers,
+    }
+    write(tmp_path / "mixed", CONFIG | {"quantization_config": section}, tensors)
+    arch, weights = opened(tmp_path / "mixed")
+    weights.check(arch)
+    for spec in arch.tensors():
+        assert torch.equal(weights.tensor(spec.name), wanted[spec.name].float()), spec.name

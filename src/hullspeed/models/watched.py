@@ -15,6 +15,8 @@ from hullspeed.models.weights import Weights
 
 _TRIM_PARAMS = 8 * 2**20  # parameters read between two looks at the heap: 32 MiB of float32
 
+_STEP = 0.01
+
 
 def silent(_share: float) -> None:
     """A report to nobody."""
@@ -26,7 +28,7 @@ class WatchedWeights(Weights):
     Args:
         weights: The other.
         arch: The model; its decoder's parameters are the whole.
-        report: Told of the share read so far, 0 to 1, by one thread at a time.
+        report: Told of the share read so far, at each hundredth, by one thread at a time.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class WatchedWeights(Weights):
         self._left = {spec.name: spec.elements for spec in arch.tensors(extras=False)}
         self._total = sum(self._left.values()) or 1
         self._read = self._trimmed = 0
+        self._told = 0.0
         self._lock = threading.Lock()
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -73,7 +76,10 @@ class WatchedWeights(Weights):
     def _count(self, name: str) -> None:
         with self._lock:
             self._read += self._left.pop(name, 0)
-            self._report(self._read / self._total)
+            share = self._read / self._total
+            if share - self._told >= _STEP or (share == 1.0 and self._told < 1.0):
+                self._told = share
+                self._report(share)
             if self._read - self._trimmed > _TRIM_PARAMS:
                 self._trimmed = self._read
                 trim()
