@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+from hullspeed.report.blocks import Plot, Point, Report, Section, Series
+from hullspeed.report.html import page
+from hullspeed.report.plot import plot_svg
+
+PLOT = Plot(
+    x_label="$ < 5",
+    y_label="s",
+    series=(
+        Series("a & b", (Point(0, 0, "zero"), Point(10, 4, "<top>", marked=True))),
+        Series("line", (Point(0, 1), Point(5, 2), Point(10, 0)), line=True),
+    ),
+    caption="cost",
+)
+
+
+def test_it_is_well_formed_and_within_its_frame() -> None:
+    root = ET.fromstring(plot_svg(PLOT))
+    svg = root.find("svg")
+    assert svg is not None
+    _, _, width, height = map(float, svg.attrib["viewBox"].split())
+    circles = svg.findall("circle")
+    assert [circle[0].text for circle in circles] == ["zero (0.00, 0.00)", "<top> (10.0, 4.00)"]
+    for circle in circles:
+        assert 0 <= float(circle.attrib["cx"]) <= width
+        assert 0 <= float(circle.attrib["cy"]) <= height
+    # More is further right and higher up.
+    assert float(circles[1].attrib["cx"]) > float(circles[0].attrib["cx"])
+    assert float(circles[1].attrib["cy"]) < float(circles[0].attrib["cy"])
+    line = svg.find("polyline")
+    assert line is not None
+    assert len(line.attrib["points"].split()) == 3
+
+
+def test_nothing_to_draw_is_said() -> None:
+    assert "nothing to draw" in plot_svg(Plot(x_label="x", y_label="y", series=(), caption="c"))
+
+
+def test_a_page_holds_it() -> None:
+    report = Report(title="t", verdict="v", ok=True, sections=(Section("s", (PLOT,)),))
+    assert "<svg" in page(report)
