@@ -154,8 +154,9 @@ def small_model(kind: str) -> tuple[Decoder, Any]:
     """8 layers, hidden 512: hybrid (three gated delta to one attention) or dense; fp32. Returns
     our decoder and transformers' module.
     """
-    import transformers as hf
+    import transformers
 
+    hf: Any = transformers
     hf.logging.set_verbosity_error()
     common = {
         "vocab_size": VOCAB, "hidden_size": 512, "intermediate_size": 1536,

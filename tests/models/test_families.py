@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from support.families import FAMILIES, HYBRIDS, VOCAB, write_family
 
 from hullspeed.arch.load import load_arch
 from hullspeed.errors import EngineError, UnsupportedModelError
@@ -19,6 +18,7 @@ from hullspeed.models.decoder import Decoder
 from hullspeed.models.load import load_decoder
 from hullspeed.models.support import check_supported, skipped_parts
 from hullspeed.sources.files import from_folder
+from support.families import FAMILIES, HYBRIDS, VOCAB, write_family
 
 N_PAGES, PAGE_TOKENS, N_SLOTS = 24, 64, 20
 KERNELS: list[Literal["cpu", "ref"]] = ["ref", "cpu"]
@@ -211,8 +211,9 @@ def test_only_hybrids_are_recurrent(model: Model) -> None:
 
 
 def test_vision_weights_are_skipped_and_said_so(tmp_path: Path) -> None:
-    import transformers as hf
+    import transformers
 
+    hf: Any = transformers
     text = write_family(tmp_path / "text", "qwen3_5").config
     vision = {
         "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "in_channels": 3,

@@ -16,6 +16,7 @@ from hullspeed.core.request import Sequence
 from hullspeed.core.sampling import SamplingParams
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.load import load_decoder
+from hullspeed.models.stored_states import StoredDtype
 from hullspeed.runtime.executor import TorchExecutor
 from hullspeed.runtime.sampler import Sampler
 from hullspeed.sources.files import from_folder
@@ -48,8 +49,12 @@ class HybridCase:
         n_slots: int = N_SLOTS,
         cache: str = "segment",
         eviction: str = "lru",
+        n_stored: int = 0,
+        stored: StoredDtype = "int8",
     ) -> EngineLoop:
         """A fresh scheduler and cache over whatever pages and states hold."""
+        if n_stored:
+            self.decoder.allocate_states(n_slots, n_stored, stored)
         arch, recurrent = self.decoder.arch, self.decoder.is_recurrent
         scheduler = build_scheduler(
             n_pages=n_pages,
@@ -58,6 +63,7 @@ class HybridCase:
             step_tokens=step_tokens,
             max_context_tokens=arch.max_context_tokens,
             n_state_slots=n_slots if recurrent else 0,
+            n_stored_slots=n_stored,
             page_bytes=4096,
             state_bytes=20_000 if recurrent else 0,
             cache=cache,

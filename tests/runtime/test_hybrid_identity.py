@@ -124,7 +124,7 @@ def test_one_prefix_forks_into_many_continuations(oracle: Oracle) -> None:
             oracle.add(length, tuple(oracle.prompts[0][:70]))
     prompts, wanted = oracle.prompts[len(LENGTHS) :], oracle.outputs[len(LENGTHS) :]
     loop = oracle.case.loop(step_tokens=64, max_running=4)
-    marks = [(70, len(prompt) - 1) for prompt in prompts]
+    marks: list[tuple[int, ...]] = [(70, len(prompt) - 1) for prompt in prompts]
     run(loop, prompts[:1], 2, marks[:1])
     forks = run(loop, prompts, N_OUTPUT, marks)
     assert [fork.output for fork in forks] == wanted

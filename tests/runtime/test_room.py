@@ -90,6 +90,17 @@ def test_too_little_for_the_running_states_is_refused() -> None:
         hybrid_room(0, kv_budget_bytes=6 * STATE_BYTES)
 
 
+@pytest.mark.parametrize(("store", "row"), [("bf16", 2 * 32), ("int8", 32 + 4)])
+def test_cached_states_in_fewer_bits(store: str, row: int) -> None:
+    """A slot for each running sequence, and the share's rest for stored ones."""
+    room = hybrid_room(0, kv_budget_bytes=10_000_000, state_share=0.25, state_store=store)
+    assert room.stored_bytes == 4 * 16 * row + 2 * (2 * 2 * 16 + 4 * 32) * 3
+    assert room.n_state_slots == 3
+    assert room.n_stored_slots == (2_500_000 - 3 * STATE_BYTES) // room.stored_bytes
+    left = 10_000_000 - 3 * STATE_BYTES - room.n_stored_slots * room.stored_bytes
+    assert room.n_pages == left // room.page_bytes
+
+
 def test_models_without_state_have_no_slots() -> None:
     room = plan_room(EngineConfig(model="m"), arch_of(ATTENTION), 640, 10**9)
     assert (room.n_state_slots, room.state_bytes) == (0, 0)

@@ -26,6 +26,7 @@ class Pools(NamedTuple):
     states: StatePool
     cache: PrefixCache
     placement: Placement
+    stored: StatePool | None = None
 
 
 def build_pools(
@@ -34,6 +35,7 @@ def build_pools(
     page_tokens: int,
     max_running: int,
     n_state_slots: int = 0,
+    n_stored_slots: int = 0,
     page_bytes: int = 1,
     state_bytes: int = 0,
     shared_bytes: int = 0,
@@ -52,18 +54,22 @@ def build_pools(
     ):  # fmt: skip
         if value < 1:
             raise UsageError(f"{name} must be at least 1", seen=value)
-    if n_state_slots and n_state_slots < 2 * max_running + 1:
+    needed = max_running if n_stored_slots else 2 * max_running + 1
+    if n_stored_slots and (shared_bytes or not n_state_slots):
+        raise UsageError("stored states need state slots and bytes of their own")
+    if n_state_slots and n_state_slots < needed:
         raise UsageError(
             "too few state slots",
             seen=n_state_slots,
-            fix=f"give at least {2 * max_running + 1} for {max_running} running sequences",
+            fix=f"give at least {needed} for {max_running} running sequences",
         )
     budget = ByteBudget(shared_bytes) if shared_bytes else None
     pages = PagePool(n_pages, page_tokens, budget, page_bytes)
     states = StatePool(n_state_slots, budget, max(state_bytes, 1))
     policy = _policy("lru" if cache == "lru" else eviction, flops)
-    prefix = _cache(cache, pages, states, policy, page_bytes, state_bytes)
-    return Pools(pages, states, prefix, _placement(cache, block_tokens))
+    stored = StatePool(n_stored_slots) if n_stored_slots else None
+    prefix = _cache(cache, pages, stored or states, policy, page_bytes, state_bytes)
+    return Pools(pages, states, prefix, _placement(cache, block_tokens), stored)
 
 
 def build_scheduler(
@@ -74,6 +80,7 @@ def build_scheduler(
     step_tokens: int,
     max_context_tokens: int,
     n_state_slots: int = 0,
+    n_stored_slots: int = 0,
     page_bytes: int = 1,
     state_bytes: int = 0,
     shared_bytes: int = 0,
@@ -92,6 +99,8 @@ def build_scheduler(
         max_context_tokens: Longest sequence, prompt and output.
         n_state_slots: 0 for models without recurrent state; else at least
             ``2 * max_running + 1``, so that every running sequence can read one slot and write one.
+        n_stored_slots: States that the cache keeps in a form of its own (fewer bits); 0: it takes
+            slots of the running ones, of which ``max_running`` are enough then.
         page_bytes: Bytes of a page over all layers.
         state_bytes: Bytes of a stored state over all layers.
         shared_bytes: When not 0, pages and states come out of this one budget, and their numbers
@@ -115,6 +124,7 @@ def build_scheduler(
         page_tokens=page_tokens,
         max_running=max_running,
         n_state_slots=n_state_slots,
+        n_stored_slots=n_stored_slots,
         page_bytes=page_bytes,
         state_bytes=state_bytes,
         shared_bytes=shared_bytes,
@@ -131,6 +141,7 @@ def build_scheduler(
         step_tokens=step_tokens,
         max_context_tokens=max_context_tokens,
         placement=pools.placement,
+        stored=pools.stored,
     )
 
 

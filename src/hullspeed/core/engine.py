@@ -62,7 +62,7 @@ class EngineLoop:
             CapacityError: if it could never fit.
         """
         sampling.check(self.limits.vocab)
-        wrong = next((place for place in checkpoints if not 0 < place < len(prompt)), None)
+        wrong = next((place for place in checkpoints if not 0 < place <= len(prompt)), None)
         if wrong is not None:
             raise RequestError("a checkpoint lies outside the prompt", seen=wrong)
         request = Request(

@@ -28,7 +28,7 @@ from hullspeed.core.pages import PagePool, StatePool
 from hullspeed.core.placement import Junctions, Placement
 from hullspeed.core.prefix import Match, PrefixCache
 from hullspeed.core.request import FinishReason, Request, Sequence, Status
-from hullspeed.core.step import PageCopy, Sampled, Span, Step, StepResult
+from hullspeed.core.step import PageCopy, Sampled, Span, StateCopy, Step, StepResult
 from hullspeed.errors import CapacityError, IntegrityError
 
 PREEMPTIONS_BEFORE_WHOLE_LENGTH = 3
@@ -63,6 +63,8 @@ class Scheduler:
         step_tokens: Token budget of a step, at least ``max_running``.
         max_context_tokens: Longest sequence, prompt and output.
         placement: Where models with recurrent state save it.
+        stored: The cache's own slots, where it keeps states in a form of its own; in a step they
+            are numbered after those of ``states``. Without it the cache takes slots of ``states``.
     """
 
     def __init__(
@@ -75,9 +77,11 @@ class Scheduler:
         step_tokens: int,
         max_context_tokens: int,
         placement: Placement | None = None,
+        stored: StatePool | None = None,
     ) -> None:
         self.pages = pages
         self.states = states
+        self.stored = stored
         self.cache = cache
         self.max_running = max_running
         self.step_tokens = max(step_tokens, max_running)
@@ -88,6 +92,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
         self._ended: list[int] = []
+        self._state_copies: list[StateCopy] = []
         self._now_s = 0.0
 
     # -- requests come and go ------------------------------------------------------------------
@@ -135,6 +140,8 @@ class Scheduler:
         budget = self.step_tokens - self._decode(step)
         budget -= self._continue_prompts(step, budget, now)
         self._start_waiting(step, budget, now)
+        if step:  # an empty one is not computed
+            step.state_copies, self._state_copies = self._state_copies, []
         return step
 
     def _decode(self, step: Step) -> int:
@@ -224,7 +231,7 @@ class Scheduler:
         if len(match.pages) > len(shared):
             step.copies.append(PageCopy(match.pages[-1], own[0]))
         sequence.computed = match.n_tokens
-        sequence.state_slot, sequence.owns_state = match.state_slot, False
+        sequence.state_slot, sequence.owns_state = self._cached_slot(match.state_slot), False
         self._count_admission(sequence, match)
         return True
 
@@ -285,7 +292,7 @@ class Scheduler:
         sequence.computed = reached
         _prune(sequence)
         self._drop_state(sequence)
-        sequence.state_slot = match.state_slot
+        sequence.state_slot = self._cached_slot(match.state_slot)
 
     # -- recurrent state -----------------------------------------------------------------------
 
@@ -300,6 +307,22 @@ class Scheduler:
             return read, -1
         sequence.next_slot = self.states.take(1)[0]
         return read, sequence.next_slot
+
+    def _cached_slot(self, slot: int | None) -> int | None:
+        """A slot of the cache as steps number it."""
+        return slot if slot is None or self.stored is None else self.states.size + slot
+
+    def _donate(self, sequence: Sequence) -> int | None:
+        """The slot that the cache gets: the sequence's own, or one of the cache's that the next
+        step copies it to; ``None`` if it has none left.
+        """
+        if self.stored is None or sequence.state_slot is None:
+            return sequence.state_slot
+        if not self.stored.n_free and not self.cache.evict_states(1):
+            return None
+        slot = self.stored.take(1)[0]
+        self._state_copies.append(StateCopy(sequence.state_slot, self.states.size + slot))
+        return slot
 
     def _drop_state(self, sequence: Sequence) -> None:
         if sequence.owns_state and sequence.state_slot is not None:
@@ -335,11 +358,17 @@ class Scheduler:
             return
         if sequence.checkpoints[:1] == [sequence.computed] and sequence.owns_state:
             sequence.checkpoints.pop(0)
-            slot = sequence.state_slot
+            slot = self._donate(sequence)
+            if slot is None:
+                return
             node = self.cache.insert(sequence, sequence.computed, now_s=now, state_slot=slot)
             if node is None:
+                if self.stored is not None:
+                    self.stored.release([slot])
                 return
             self._lock(sequence, node)
+            if self.stored is not None:
+                return
             # The slot was donated; the next span reads the cache's state and writes elsewhere.
             sequence.owns_state = False
             sequence.state_slot = self.cache.state_at(node)
@@ -428,7 +457,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` unless pools, tables, cache and queues agree."""
         self.cache.check_integrity()
-        pages, states = self.cache.page_owners(), self.cache.state_owners()
+        pages, stored = self.cache.page_owners(), self.cache.state_owners()
+        states = stored if self.stored is None else Counter[int]()
         written: Counter[int] = Counter()
         for sequence in self.running:
             pages.update(sequence.pages)
@@ -440,6 +470,8 @@ class Scheduler:
             if self.pages.pages_for(sequence.computed) > len(sequence.pages):
                 raise IntegrityError(f"{sequence} has computed more than its pages hold")
         self.pages.check_integrity(pages)
+        if self.stored is not None:
+            self.stored.check_integrity(stored)
         self.states.check_integrity(states)
         for sequence in self.running:
             table = sequence.pages[: sequence.computed // self.pages.page_tokens]

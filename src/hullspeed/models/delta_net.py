@@ -10,6 +10,7 @@ from torch import Tensor
 from hullspeed.arch.mixers import GatedDeltaNet
 from hullspeed.arch.model import ModelArch
 from hullspeed.kernels.base import DeltaGates, DeltaShape, Kernels, StateSlots
+from hullspeed.models.stored_states import StoredDtype, StoredStates
 from hullspeed.models.weights import Weights
 
 
@@ -55,10 +56,14 @@ class DeltaNet:
         self.allocate_states(0)
 
     states: StateSlots
+    stored: StoredStates | None
 
-    def allocate_states(self, n_slots: int) -> None:
-        """Take fresh slots."""
+    def allocate_states(
+        self, n_slots: int, n_stored: int = 0, stored_dtype: StoredDtype = "int8"
+    ) -> None:
+        """Take fresh slots, and ``n_stored`` for cached states in fewer bits."""
         self.states = self._kernels.allocate_states(self._shape, n_slots)
+        self.stored = StoredStates(self.states, n_stored, stored_dtype) if n_stored else None
 
     def __call__(self, h: Tensor, plan: Any) -> Tensor:
         """``[T, H]`` to ``[T, H]``; moves the spans' states on."""

@@ -9,6 +9,7 @@ import msgspec
 
 WeightDtype = Literal["native", "fp16", "fp32"]
 CacheName = Literal["segment", "align", "prompt_end", "lru", "hash", "none"]
+StateStore = Literal["fp32", "bf16", "int8"]
 EvictionName = Literal["lru", "density"]
 KernelsName = Literal["cpu", "ref"]
 
@@ -27,6 +28,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             at most what ``max_running`` full contexts need. Recurrent states are part of it.
         state_share: Share of that memory for recurrent states, in models that have them; those
             that running sequences need are a minimum.
+        state_store: How cached states are kept: as the running ones (``fp32``), or in fewer bits,
+            so that more of them fit.
         page_tokens: Tokens of a KV page.
         max_running: Sequences that may run at once.
         step_tokens: Token budget of a step: bounds how long a prompt chunk delays decoding.
@@ -43,9 +46,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     kv_budget_bytes: int | None = None
     state_share: float = 0.4
+    state_store: StateStore = "fp32"
     page_tokens: int = 64
     max_running: int = 64
-    step_tokens: int = 512
+    step_tokens: int = 256
     max_waiting: int = 1024
     max_context_tokens: int | None = None
     cache: CacheName = "segment"

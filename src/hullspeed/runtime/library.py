@@ -23,6 +23,7 @@ from hullspeed.runtime.config import (
     EngineConfig,
     EvictionName,
     KernelsName,
+    StateStore,
     WeightDtype,
 )
 from hullspeed.runtime.loading import Progress, load_engine, silent
@@ -52,6 +53,7 @@ class EngineOptions(TypedDict, total=False):
     threads: int | None
     kv_budget_bytes: int | None
     state_share: float
+    state_store: StateStore
     page_tokens: int
     max_running: int
     step_tokens: int

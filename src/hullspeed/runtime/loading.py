@@ -86,7 +86,10 @@ def build_engine(
     progress("weights", 1.0)
     room = plan_room(config, arch, context_tokens, detect_machine().available_bytes)
     decoder.allocate_kv(room.n_pages, config.page_tokens)
-    decoder.allocate_states(room.n_state_slots)
+    if config.state_store == "fp32":
+        decoder.allocate_states(room.n_state_slots)
+    else:
+        decoder.allocate_states(room.n_state_slots, room.n_stored_slots, config.state_store)
     progress("warm-up", 0.0)
     warm_up(decoder)
     loop = _loop(config, decoder, arch, text, context_tokens, room)
@@ -106,7 +109,7 @@ def build_engine(
         threads=threads,
         kernels=config.kernels,
         weight_dtype=config.weight_dtype,
-        n_state_slots=room.n_state_slots,
+        n_state_slots=room.n_state_slots + room.n_stored_slots,
         state_bytes=room.state_bytes,
         skipped=skipped_parts(arch),
     )
@@ -128,8 +131,9 @@ def _loop(
         step_tokens=config.step_tokens,
         max_context_tokens=context_tokens,
         n_state_slots=room.n_state_slots,
+        n_stored_slots=room.n_stored_slots,
         page_bytes=room.page_bytes,
-        state_bytes=room.state_bytes,
+        state_bytes=room.stored_bytes or room.state_bytes,
         cache=config.cache,
         eviction=config.eviction,
         flops=lambda n_tokens, start: arch.flops(n_tokens, start, 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hullspeed.arch.mixers import FullAttention
+from hullspeed.arch.mixers import FullAttention, GatedDeltaNet
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import CapacityError, UsageError
 from hullspeed.runtime.config import EngineConfig
@@ -19,13 +19,17 @@ class Room(NamedTuple):
 
     Attributes:
         page_bytes: Bytes of a page over all layers.
-        state_bytes: Bytes of a state over all layers; 0 for models without.
+        state_bytes: Bytes of a running state over all layers; 0 for models without.
+        n_stored_slots: Cached states kept in fewer bits, ``stored_bytes`` each; 0 where the cache
+            shares the running states' slots.
     """
 
     n_pages: int
     page_bytes: int
     n_state_slots: int = 0
     state_bytes: int = 0
+    n_stored_slots: int = 0
+    stored_bytes: int = 0
 
 
 def plan_room(
@@ -44,12 +48,15 @@ def plan_room(
     state_bytes = arch.state_bytes("fp32", "fp32")
     given = config.kv_budget_bytes
     budget = available_bytes // 2 if given is None else given
-    n_slots = 0
-    if state_bytes:
+    n_slots = n_stored = each = 0
+    if state_bytes and config.state_store == "fp32":
         n_slots = _state_slots(config, state_bytes, budget)
-        budget -= n_slots * state_bytes
+    elif state_bytes:
+        each = stored_size(arch, config.state_store)
+        n_slots, n_stored = _split_slots(config, state_bytes, each, budget)
+    budget -= n_slots * state_bytes + n_stored * each
     n_pages = page_count(config, context_tokens, page_bytes, budget)
-    return Room(n_pages, page_bytes, n_slots, state_bytes)
+    return Room(n_pages, page_bytes, n_slots, state_bytes, n_stored, each)
 
 
 def page_size(arch: ModelArch, page_tokens: int) -> int:
@@ -59,6 +66,20 @@ def page_size(arch: ModelArch, page_tokens: int) -> int:
     attention = (layer.mixer for layer in arch.layers if isinstance(layer.mixer, FullAttention))
     width = sum(2 * mixer.kv_heads * mixer.head_dim for mixer in attention)
     return width * page_tokens * _DTYPE_BYTES
+
+
+def stored_size(arch: ModelArch, dtype: str) -> int:
+    """Bytes of a cached state over all layers: bf16, or int8 with a float32 scale for each row;
+    the convolution's inputs in bf16.
+    """
+    total = 0
+    for layer in arch.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, GatedDeltaNet):
+            rows = mixer.v_heads * mixer.k_dim
+            each = mixer.v_dim + 4 if dtype == "int8" else 2 * mixer.v_dim
+            total += rows * each + 2 * mixer.conv_dim * (mixer.conv_kernel - 1)
+    return total
 
 
 def page_count(config: EngineConfig, context_tokens: int, page_bytes: int, budget: int) -> int:
@@ -81,9 +102,19 @@ def page_count(config: EngineConfig, context_tokens: int, page_bytes: int, budge
     return min(affordable, config.max_running * context_pages)
 
 
-def _state_slots(config: EngineConfig, state_bytes: int, budget: int) -> int:
-    """Each running sequence reads one slot and may write another; the rest is for the cache."""
-    needed = 2 * config.max_running + 1
+def _split_slots(
+    config: EngineConfig, state_bytes: int, stored_bytes: int, budget: int
+) -> tuple[int, int]:
+    """A slot for each running sequence; the rest of the share for stored states, one at least."""
+    needed = config.max_running
+    _check_states(config, needed, state_bytes, budget - stored_bytes)
+    affordable = (int(budget * config.state_share) - needed * state_bytes) // stored_bytes
+    if config.kv_budget_bytes is None:
+        affordable = min(affordable, _STATES_PER_RUNNING * config.max_running)
+    return needed, max(1, affordable)
+
+
+def _check_states(config: EngineConfig, needed: int, state_bytes: int, budget: int) -> None:
     if needed * state_bytes > budget:
         raise CapacityError(
             f"{config.max_running} running sequences need {needed} recurrent states of "
@@ -91,6 +122,12 @@ def _state_slots(config: EngineConfig, state_bytes: int, budget: int) -> int:
             seen=format_bytes(budget),
             fix="lower max_running, or raise kv_budget_bytes",
         )
+
+
+def _state_slots(config: EngineConfig, state_bytes: int, budget: int) -> int:
+    """Each running sequence reads one slot and may write another; the rest is for the cache."""
+    needed = 2 * config.max_running + 1
+    _check_states(config, needed, state_bytes, budget)
     affordable = int(budget * config.state_share) // state_bytes
     if config.kv_budget_bytes is None:
         affordable = min(affordable, _STATES_PER_RUNNING * config.max_running)
