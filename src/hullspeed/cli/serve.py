@@ -22,7 +22,7 @@ def serve(
     threads: int | None = None,
     max_running: int = 64,
     max_waiting: int = 1024,
-    step_tokens: int = 512,
+    step_tokens: int = 256,
     page_tokens: int = 64,
     kv_budget: str | None = None,
     max_context: int | None = None,

@@ -23,7 +23,7 @@ from hullspeed.plan.capacity import kv_dtype, memory_of, state_dtype, step_token
 from hullspeed.plan.model import PlannedModel
 from hullspeed.plan.workload import Workload
 
-CPU_STEP_TOKENS = 512
+CPU_STEP_TOKENS = 256
 _LEAST_REPLAYED = 24
 _APART = 0.1  # lengths vary by as much around the typical ones
 _OTHER_SHAPES_ERROR = 0.3  # GEMM rates of a model twice as wide or half as wide differ by as much

@@ -43,7 +43,7 @@ class TwinEngine(msgspec.Struct, frozen=True, kw_only=True):
     n_pages: int
     page_tokens: int = 64
     max_running: int = 64
-    step_tokens: int = 512
+    step_tokens: int = 256
     state_slots: int = 0
     cache: str = "segment"
     eviction: str = "lru"
