@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from hullspeed.models.moe import RoutedMlp
 from hullspeed.models.particulars import norm_weight, option
 from hullspeed.models.projection import stacked
 from hullspeed.models.rope import Rotation, rotary_table
+from hullspeed.models.stored_states import StoredDtype, StoredStates
 from hullspeed.models.support import check_supported
 from hullspeed.models.weights import Weights
 
@@ -71,7 +73,7 @@ class Decoder:
         self._kernels = kernels
         self._n_pages = 0
         self._page_tokens = 1
-        self._n_state_slots = 0
+        self._n_state_slots = self._n_stored = 0
         self._pack(weights)
 
     def _pack(self, weights: Weights) -> None:
@@ -132,13 +134,16 @@ class Decoder:
             mixer.allocate_kv(n_pages, page_tokens)
         self._n_pages, self._page_tokens = n_pages, page_tokens
 
-    def allocate_states(self, n_slots: int) -> None:
+    def allocate_states(
+        self, n_slots: int, n_stored: int = 0, stored_dtype: StoredDtype = "int8"
+    ) -> None:
         """Make room for ``n_slots`` recurrent states (zeroed; earlier content is dropped); nothing
-        happens in a model without.
+        happens in a model without. ``n_stored`` slots after them keep cached states in
+        ``stored_dtype``: they are written by :meth:`copy_states` and read by spans.
         """
         for mixer in self._recurrent():
-            mixer.allocate_states(n_slots)
-        self._n_state_slots = n_slots
+            mixer.allocate_states(n_slots, n_stored, stored_dtype)
+        self._n_state_slots, self._n_stored = n_slots, n_stored
 
     @property
     def n_state_slots(self) -> int:
@@ -159,6 +164,8 @@ class Decoder:
         Raises:
             EngineError: if the batch does not fit the pages, the context or the vocabulary.
         """
+        if self._n_stored:
+            batch = self._with_loaded(batch)
         batch.check(
             vocab=self.arch.vocab,
             n_pages=self._n_pages,
@@ -206,9 +213,36 @@ class Decoder:
         Raises:
             EngineError: if a slot does not exist or the two differ in length.
         """
-        if _checked(sources, targets, self._n_state_slots, "states"):
-            states = [mixer.states for mixer in self._recurrent()]
-            self._kernels.copy_states(states, sources, targets)
+        n_live = self._n_state_slots
+        _checked(sources, sources, n_live, "states")
+        if not _checked(sources, targets, n_live + self._n_stored, "states"):
+            return
+        for source, target in zip(sources, targets, strict=True):
+            if target < n_live:
+                states = [mixer.states for mixer in self._recurrent()]
+                self._kernels.copy_states(states, [source], [target])
+            else:
+                for stored in self._stored():
+                    stored.store(source, target - n_live)
+
+    def _with_loaded(self, batch: Batch) -> Batch:
+        """The batch with stored states unpacked to where their spans write."""
+        n_live, read, write = self._n_state_slots, batch.read_slots, batch.write_slots
+        _checked(
+            read[read != -1].tolist(), read[read != -1].tolist(), n_live + self._n_stored, "states"
+        )
+        spans = np.flatnonzero(read >= n_live).tolist()
+        if not spans:
+            return batch
+        targets = write[spans].tolist()
+        _checked(targets, targets, n_live, "states")
+        for span, target in zip(spans, targets, strict=True):
+            for stored in self._stored():
+                stored.load(int(read[span]) - n_live, target)
+        return replace(batch, read_slots=np.where(read >= n_live, write, read).astype(np.int32))
+
+    def _stored(self) -> list[StoredStates]:
+        return [mixer.stored for mixer in self._recurrent() if mixer.stored is not None]
 
     def _attention(self) -> list[Attention]:
         return [layer.mixer for layer in self._layers if isinstance(layer.mixer, Attention)]
