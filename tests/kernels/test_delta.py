@@ -121,7 +121,7 @@ def test_scan_equals_transformers(cpu: CpuKernels) -> None:
     qkv, ba, gates = inputs_of(shape, n)
     states = cpu.allocate_states(shape, 2)
     out = cpu.delta_scan(qkv.clone(), ba, cpu.plan(batch_of([(0, n, -1, 1)])), shape, gates, states)
-    q, k, v = qkv.split([64, 64, 256], dim=1)
+    q, k, v = torch.split(qkv, [64, 64, 256], dim=1)
     b, a = ba.chunk(2, dim=1)
     decay = -gates.rate * torch.nn.functional.softplus(a + gates.bias)
     wanted, state = torch_chunk_gated_delta_rule(

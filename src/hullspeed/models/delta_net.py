@@ -79,5 +79,5 @@ def _sorted_rows(spec: GatedDeltaNet, qkvz: Tensor) -> Tensor:
     """Rows of all queries, keys, values and z from Qwen3-Next's, which go by key head."""
     group = spec.v_heads // spec.k_heads * spec.v_dim
     by_head = qkvz.view(spec.k_heads, -1, qkvz.shape[1])
-    parts = by_head.split([spec.k_dim, spec.k_dim, group, group], dim=1)
+    parts = torch.split(by_head, [spec.k_dim, spec.k_dim, group, group], dim=1)
     return torch.cat([part.flatten(0, 1) for part in parts])
