@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -283,7 +284,8 @@ def test_more_bandwidth_is_never_slower(make_case: MakeCase) -> None:
         )
         assert plan.speed is not None
         itl.append(plan.speed.itl_s.value)
-    assert itl == sorted(itl, reverse=True)
+    # Cards of equal bandwidth may differ in the last bit.
+    assert all(after <= before * (1 + 1e-9) for before, after in pairwise(itl))
 
 
 def test_a_sweep_takes_milliseconds_a_case(make_case: MakeCase) -> None:
