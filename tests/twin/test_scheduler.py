@@ -107,6 +107,8 @@ def test_every_step_is_the_production_schedulers(seed: int, paranoid: bool) -> N
         step, lazy = plain.schedule(now), twin.schedule(now)
         assert twin.key(lazy) == step.key()
         assert bool(lazy) == bool(step)
+        steps += 1
+        assert steps < 5_000, "no end"
         if not step:
             continue
         assert lazy.n_lazy + sum(s.length for s in lazy.spans) == step.n_tokens
@@ -126,8 +128,6 @@ def test_every_step_is_the_production_schedulers(seed: int, paranoid: bool) -> N
                 assert twin.token_times(output.sequence.id) == token_s[output.sequence.id]
         if paranoid:
             twin.check_integrity()
-        steps += 1
-        assert steps < 20_000
     assert twin.counters == plain.counters
     twin.check_integrity()
     assert twin.cache.stats() == plain.cache.stats()
