@@ -36,7 +36,9 @@ def status(key):
 def load(folder):
     files = from_folder(folder, source="x")
     shares = []
-    decoder = load_decoder(files.weights, load_arch(files), progress=shares.append)
+    decoder = load_decoder(
+        files.weights, load_arch(files), weight_dtype="fp16", progress=shares.append
+    )
     assert shares[-1] == 1.0 and shares == sorted(shares) and len(shares) >= 5
     return decoder
 

@@ -15,6 +15,7 @@ from hullspeed.arch.load import load_arch
 from hullspeed.arch.quant import weight_bytes
 from hullspeed.errors import CorruptFileError, UnsupportedModelError
 from hullspeed.kernels.batch import Batch, SpanInput
+from hullspeed.memory.held import held_bytes
 from hullspeed.models.load import load_decoder, open_weights
 from hullspeed.models.quantized import QuantizedTensor, numbers
 from hullspeed.models.weights import Weights
@@ -337,3 +338,21 @@ def test_a_mixed_checkpoint_of_modelopt(tmp_path: Path) -> None:
     weights.check(arch)
     for spec in arch.tensors():
         assert torch.equal(weights.tensor(spec.name), wanted[spec.name].float()), spec.name
+
+
+CODED = ("ct int4 group", "ct int4 channel", "ct int8 channel", "ct int8 packed")
+
+
+@pytest.mark.parametrize("name", [*CODED, "ct int4 asymmetric", "ct fp8 channel", "gptq 4 ordered"])
+def test_codes_that_the_kernels_take_are_the_same_weight(name: str, tmp_path: Path) -> None:
+    folder, _ = write_pair(tmp_path, *FORMATS[name]())
+    arch, weights = opened(folder)
+    weight = "model.layers.1.mlp.down_proj.weight"
+    found = weights.blocks(weight)
+    assert (found is not None) == (name in CODED)
+    if found is not None:
+        np.testing.assert_array_equal(found.dequantize(), weights.tensor(weight).numpy())
+        spec = next(spec for spec in arch.tensors() if spec.name == weight)
+        held = found.codes.nbytes + found.scales.nbytes
+        held += 0 if found.mins is None else found.mins.nbytes
+        assert held_bytes(arch, spec, "native") == held

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from hullspeed.arch.dtypes import bytes_per_element
 from hullspeed.arch.model import ModelArch
+from hullspeed.arch.schemes import Scheme
 from hullspeed.arch.tensors import Role, TensorSpec
 from hullspeed.errors import UsageError
 
@@ -57,8 +58,24 @@ def held_bytes(arch: ModelArch, spec: TensorSpec, weight_dtype: str) -> int:
     return -int(-size * spec.elements // 1)
 
 
+def held_as_codes(scheme: Scheme) -> str:
+    """The GGUF type whose blocks hold a safetensors scheme without loss, or nothing.
+
+    Symmetric integers whose groups are multiples of 32 inputs; scales are 16-bit numbers that fp16
+    holds but for the smallest (a weight with one of those is held in fp16).
+    """
+    whole_rows = scheme.method == "ct_int8" and not scheme.block[0] and scheme.group == 0
+    grouped = scheme.method == "packed" and scheme.group % 32 == 0
+    if not (whole_rows or grouped) or not scheme.symmetric or scheme.ordered:
+        return ""
+    return {4: "Q4_1", 8: "Q8_0"}.get(scheme.bits, "")
+
+
 def _native(arch: ModelArch, spec: TensorSpec) -> Fraction | None:
-    types = arch.weight_format.stored_types or {}
     if len(spec.shape) != 2 or spec.role is Role.EXPERT:
         return None
-    return _NATIVE.get(types.get(spec.name, ""))
+    types = arch.weight_format.stored_types
+    if types is not None:
+        return _NATIVE.get(types.get(spec.name, ""))
+    kind = held_as_codes(arch.weight_format.scheme_of(spec))
+    return _NATIVE.get(kind) if spec.shape[1] % 32 == 0 else None

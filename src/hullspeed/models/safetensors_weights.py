@@ -18,8 +18,11 @@ from hullspeed.arch.safetensors import StoredTensor, read_files
 from hullspeed.arch.schemes import PLAIN as NOT_QUANTIZED
 from hullspeed.arch.schemes import Part, Scheme
 from hullspeed.errors import CorruptFileError, UnsupportedModelError
+from hullspeed.kernels.blocks import BlockWeight
+from hullspeed.memory.held import held_as_codes
 from hullspeed.models.plain_numbers import PLAIN, as_float32
 from hullspeed.models.quantized import QuantizedTensor
+from hullspeed.models.quantized.blocks import as_blocks
 from hullspeed.models.quantized.parts import StoredParts
 from hullspeed.models.quantized.readers import READERS, parts_stem
 from hullspeed.models.weights import Weights
@@ -110,6 +113,17 @@ class SafetensorsWeights(Weights):
         stem = parts_stem(found.scheme, name)
         parts = StoredParts(stem, found.shape, self._stored.get, self._raw)
         return READERS[found.scheme.method](parts, found.scheme)
+
+    def blocks(self, name: str) -> BlockWeight | None:
+        """The weight's codes in blocks of 32, where that loses nothing."""
+        scheme = self._quantized[name].scheme if name in self._quantized else None
+        if scheme is None or not held_as_codes(scheme):
+            return None
+        quantized = self.quantized(name)
+        found = None if quantized is None else as_blocks(quantized)
+        if found is not None:
+            self._release(part.name for part in self._quantized[name].parts)
+        return found
 
     def _raw(self, stored: StoredTensor) -> NDArray[np.uint8]:
         return self._map(stored).bytes(stored.offset, stored.nbytes)
