@@ -11,6 +11,7 @@ beside ours.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections import defaultdict
@@ -95,7 +96,7 @@ def summary(results: list[Result], method: str) -> str:
     errors = sorted(r.error(method) for r in results if getattr(r, method) > 0)
     if not errors:
         return "-"
-    return f"{statistics.median(errors):.1%} / {errors[int(0.9 * (len(errors) - 1))]:.0%}"
+    return f"{statistics.median(errors):.1%} / {errors[math.ceil(0.9 * (len(errors) - 1))]:.0%}"
 
 
 def table(title: str, results: list[Result], key: Callable[[Result], tuple[str, ...]]) -> list[str]:
@@ -153,8 +154,10 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n".join(lines))
     if given.rows:
         for r in results:
-            print(f"{r.point.line} {r.point.group} C={r.point.concurrency} {r.point.isl:.0f}/"
-                  f"{r.point.osl:.0f} {r.metric} {r.measured:.4g} fitted {r.fitted:.4g}")  # fmt: skip
+            print(
+                f"{r.point.line} {r.point.group} C={r.point.concurrency} {r.point.isl:.0f}/"
+                f"{r.point.osl:.0f} {r.metric} {r.measured:.4g} fitted {r.fitted:.4g}"
+            )
     if given.markdown:
         given.markdown.write_text("\n".join(lines), encoding="utf-8")
     return 0

@@ -54,7 +54,7 @@ SOURCES = {
     "moe_layers": "seconds a routed layer beside its products; hardly measured",
     "eager_layers": "seconds a layer outside CUDA graphs",
 }
-WEIGHT = {"ttft": 0.5, "tpot": 1.0, "output": 1.0}
+WEIGHT = {"ttft": 0.5, "tpot": 1.0, "output": 2.0}
 FEW_ROWS = 200
 SLACK = 0.03  # below this error a row no longer pulls
 
@@ -90,7 +90,7 @@ def usable(point: Point) -> bool:
     settled = (
         point.family in ("inferencemax", "sweep", "nim", "sglang") and point.concurrency <= 512
     )
-    few = point.family == "gpustack" and point.concurrency <= 16
+    few = point.family == "gpustack" and point.concurrency <= 16 and not is_moe(point)
     return known and (settled or few)
 
 
@@ -227,12 +227,8 @@ def write(
 ) -> None:
     value = dict(zip(names(), (float(v) for v in x), strict=True))
     pairs = folds["group"]
-    print(
-        "# Written by benchmarks/fit_coefficients.py; rows from sgl-project/sglang, gpustack/gpustack,"
-    )
-    print(
-        "# NVIDIA aiconfigurator-core's silicon_sample.csv (all Apache-2.0) and NVIDIA NIM's tables."
-    )
+    print("# Written by benchmarks/fit_coefficients.py; rows from sgl-project/sglang, gpustack,")
+    print("# aiconfigurator-core's silicon_sample.csv (all Apache-2.0) and NVIDIA NIM's tables.")
     print(f'\n[fit]\ndate = "{datetime.now(UTC):%Y-%m-%d}"\nrows = {len(rows)}')
     print(f"points = {len(points)}\nrequest_s = {REQUEST_S}")
     judged = [pair for pair in pairs if pair[0].point.gpu in ("H100-SXM", "H200", "A100-80GB-SXM")
@@ -257,9 +253,7 @@ def write(
         print(f"\n[engine.{engine}] # seconds a step, a sequence and step, a first token")
         for term in (*ENGINE_TERMS, "first_token_s"):
             print(f"{term} = {value[f'{term}:{engine}']:.4g}")
-    print(
-        "\n# Factors on a prediction that hold 80 and 90 % of the values measured in left-out groups."
-    )
+    print("\n# Factors on a prediction that hold 80 and 90 % of the values of left-out groups.")
     for metric in WEIGHT:
         print(f"[interval.{metric}]")
         for share in (0.8, 0.9):

@@ -188,8 +188,10 @@ def training_groups() -> frozenset[str]:
     return frozenset(_load()["fit"]["groups"])
 
 
-def engine_of(engine: str, gpu: Gpu) -> Engine:
-    """What the replay knows of ``engine`` at its defaults on ``gpu``."""
+def engine_of(engine: str, gpu: Gpu, *, offline: bool = False) -> Engine:
+    """What the replay knows of ``engine`` at its defaults on ``gpu``; ``offline`` without a server
+    in front.
+    """
     rows = _engines()
     row = rows.get(engine, rows["vllm"])
     small = gpu.memory_bytes < _LARGE_BYTES or gpu.name.startswith("A100")
@@ -198,6 +200,7 @@ def engine_of(engine: str, gpu: Gpu) -> Engine:
         max_running=row["max_running"],
         policy=row["policy"],
         reserve_output=row["reserve_output"],
+        stream_token_s=float(row.get("offline_token_s" if offline else "stream_token_s", 0.0)),
         request_s=float(_load()["fit"]["request_s"]),
         first_token_s=coefficients_of(engine).first_token_s,
     )

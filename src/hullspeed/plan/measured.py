@@ -94,7 +94,8 @@ def room_of(
 
 def engine_for(point: Point) -> Engine:
     """The point's engine with its memory."""
-    base = engine_of(point.engine, find_gpu(point.gpu))
+    offline = point.family == "accelmark" and point.protocol == "burst"
+    base = engine_of(point.engine, find_gpu(point.gpu), offline=offline)
     tokens, state_tokens = room_of(
         point.model, point.quant, point.kv_dtype, point.gpu, point.tp, point.engine,
         point.memory_fraction,
