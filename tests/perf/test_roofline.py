@@ -9,8 +9,9 @@ from hullspeed.arch.quant import weight_bytes
 from hullspeed.errors import UsageError
 from hullspeed.hardware.catalogue import find_gpu
 from hullspeed.hardware.detect import gpu_from_driver
-from hullspeed.perf.roofline import Roofline, compute_dtype
+from hullspeed.perf.roofline import Roofline
 from hullspeed.perf.steady import prefill_seconds, steady_state
+from hullspeed.perf.terms import compute_dtype
 from hullspeed.perf.work import Shape
 from hullspeed.units import GIB
 

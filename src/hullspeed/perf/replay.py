@@ -28,16 +28,6 @@ Record = Callable[[float, int, int, int, Sequence[Shape]], None]
 their contexts, and chunks."""
 
 
-class BatchSeconds(StepSeconds):
-    """A cost that also takes its decoding sequences as a number and the sum of their contexts."""
-
-    def batch_seconds(self, n_decode: int, context_tokens: int, chunks: Sequence[Shape]) -> float:
-        """Seconds of a step of ``n_decode`` single tokens, whose contexts sum to
-        ``context_tokens``, and ``chunks``.
-        """
-        raise NotImplementedError
-
-
 class Ask(NamedTuple):
     """One request: its lengths in tokens and, in an open loop, when it is sent."""
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
 from hullspeed.hardware.gpu import Gpu
+from hullspeed.perf.terms import compute_dtype
 from hullspeed.perf.work import Shape, Work
 
 _FILE = Path(__file__).with_name("roofline.toml")
@@ -125,18 +126,6 @@ class Roofline:
             reduce_s=2 * work.n_layers * (eff.reduce_s + reduced / link) if tp > 1 else 0.0,
             overhead_s=work.n_layers * eff.layer_s + eff.step_s + eff.sequence_s * len(shapes),
         )
-
-
-def compute_dtype(quant: str, gpu: Gpu) -> str:
-    """The format in which ``gpu`` multiplies weights of format ``quant``: their own where both
-    sides of the product are quantized and the hardware can, else 16 bit with weights expanded on
-    the way (Marlin W8A16, AWQ, GPTQ).
-    """
-    if quant.startswith("fp8") and gpu.has("fp8"):
-        return "fp8"
-    if quant.startswith("nvfp4") and gpu.has("fp4"):
-        return "fp4"
-    return "bf16"
 
 
 @cache
