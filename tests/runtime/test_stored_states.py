@@ -117,7 +117,7 @@ def test_stored_states_need_running_ones(hybrid: HybridCase) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("dtype", "bound"), [("bf16", 1e-4), ("int8", 2e-4)])
+@pytest.mark.parametrize(("dtype", "bound"), [("bf16", 1e-6), ("int8", 5e-6)])
 def test_drift_of_a_long_decode_is_bounded(
     tmp_path_factory: pytest.TempPathFactory, dtype: StoredDtype, bound: float
 ) -> None:
