@@ -47,7 +47,10 @@ def test_help_needs_no_torch(arguments: list[str]) -> None:
      "server.lifecycle"],
 )  # fmt: skip
 def test_the_base_install_needs_no_torch(module: str) -> None:
-    code = f"import sys; import hullspeed.{module}; sys.exit(bool({{'torch', 'numba'}} & set(sys.modules)))"
+    code = (
+        f"import sys; import hullspeed.{module}; "
+        "sys.exit(bool({'torch', 'numba'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr or "torch or numba was imported"
 

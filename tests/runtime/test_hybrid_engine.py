@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.families import write_family
 
 from hullspeed.core.sampling import SamplingParams
 from hullspeed.errors import CapacityError, UsageError
 from hullspeed.runtime.library import Engine
+from support.families import write_family
 
 from .tiny import write_tokenizer
 

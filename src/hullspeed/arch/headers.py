@@ -81,7 +81,7 @@ def _with_expert_layout(arch: ModelArch, names: Mapping[str, StoredTensor]) -> M
         root = f"{arch.prefix}layers.{i}.{mlp.module}.experts."
         fused = f"{root}gate_up_proj" in names
         single = any(name.startswith(f"{root}0.{mlp.names[0]}.") for name in names)
-        if fused == single or fused == mlp.fused_experts:
+        if fused in (single, mlp.fused_experts):
             return layer
         return replace(layer, mlp=replace(mlp, fused_experts=fused))
 
