@@ -71,6 +71,7 @@ def ceilings() -> Ceilings:
             layer_token_s=0.0,
             sequence_s=0.0,
             request_s=0.0,
+            prompt_token_s=0.0,
             stream_token_s=0.0,
         ),
         relative_error=0.2,

@@ -34,6 +34,7 @@ def calibrated() -> Ceilings:
             layer_token_s=1e-6,
             sequence_s=1e-4,
             request_s=3e-3,
+            prompt_token_s=1e-6,
             stream_token_s=1e-4,
         ),
         relative_error=0.2,

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("store", ["fp32", "int8"])
 def test_a_prompt_asked_again_is_cached_and_answered_alike(folder: Path, store: str) -> None:
     options = {"weight_dtype": "fp32", "threads": 1, "max_running": 3, "page_tokens": 16}
-    with Engine(str(folder), state_store=store, **options) as engine:  # type: ignore[arg-type, misc]
+    with Engine(str(folder), state_store=store, **options) as engine:  # type: ignore[arg-type]
         assert engine.info.n_state_slots > 0
         assert engine.info.family == "qwen3_5"
         first, second = (engine.generate(TEXT, PARAMS)[0] for _ in range(2))

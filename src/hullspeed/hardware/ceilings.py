@@ -19,7 +19,7 @@ import msgspec
 from hullspeed.hardware.machine import Machine
 from hullspeed.sources.cache import cache_dir, write_atomically
 
-KERNELS_VERSION = "2"
+KERNELS_VERSION = "3"
 """Raise when a kernel changes speed: what was measured before no longer counts."""
 
 
@@ -52,7 +52,8 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
         layer_s: Once a layer and step: norms, rotary embedding, page writes, calls.
         layer_token_s: The same per layer, token and 1,024 hidden units.
         sequence_s: Per sequence in a step: sampling and book-keeping.
-        request_s: Per request over HTTP: parsing, template, tokenizing, first event.
+        request_s: Per request over HTTP: waking two processes, parsing, first event.
+        prompt_token_s: Per prompt token over HTTP: parsing, tokenizing, messages, cache look-up.
         stream_token_s: Per streamed token over HTTP, on cores that compute as well.
     """
 
@@ -61,7 +62,12 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     layer_token_s: float
     sequence_s: float
     request_s: float
+    prompt_token_s: float
     stream_token_s: float
+
+    def request_seconds(self, prompt_tokens: int) -> float:
+        """From a request's bytes to its first step, and from its first token to the client."""
+        return self.request_s + self.prompt_token_s * prompt_tokens
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +183,7 @@ def quick_ceilings(machine: Machine, budget_s: float = 1.0) -> Ceilings:
             layer_token_s=4e-6,
             sequence_s=1e-4,
             request_s=8e-3,
+            prompt_token_s=2e-6,
             stream_token_s=3e-4,
         ),
         relative_error=0.6,

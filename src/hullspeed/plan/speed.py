@@ -99,10 +99,11 @@ class Predictor:
                  ttft_factors: tuple[float, float], itl_factors: tuple[float, float],
                  source: str, engine: Engine | None = None,
                  near: Callable[[Workload, int], tuple[PublicPoint, ...]] | None = None,
-                 ) -> None:  # fmt: skip
+                 prompt_token_s: float = 0.0) -> None:  # fmt: skip
         self.cost = cost
         self.step_tokens = step_tokens
         self._request_s = request_s
+        self._prompt_token_s = prompt_token_s
         self._stream_s = stream_s
         self._ttft_factors = ttft_factors
         self._itl_factors = itl_factors
@@ -185,6 +186,7 @@ class Predictor:
             StepCost(model.arch, ceilings, weight_dtype),
             step_tokens=step_tokens or CPU_STEP_TOKENS,
             request_s=over.request_s,
+            prompt_token_s=over.prompt_token_s,
             stream_s=over.stream_token_s,
             ttft_factors=factors,
             itl_factors=factors,
@@ -255,6 +257,9 @@ class Predictor:
             low, high = (low, middle) if enough else (middle + 1, high)
         return high
 
+    def _request_seconds(self, workload: Workload) -> float:
+        return self._request_s + self._prompt_token_s * workload.isl
+
     def _steady(self, workload: Workload, concurrency: int, cached_tokens: int) -> Steady:
         return steady_state(
             self.cost,
@@ -263,7 +268,7 @@ class Predictor:
             concurrency=concurrency,
             cached_tokens=cached_tokens,
             step_tokens=max(self.step_tokens, concurrency + 1),
-            request_s=self._request_s,
+            request_s=self._request_seconds(workload),
             stream_token_s=self._stream_s,
         )
 
@@ -279,7 +284,7 @@ class Predictor:
             asks.append(Ask(new + cached_tokens, osl, cached_tokens))
         engine = self._engine._replace(
             step_tokens=max(self.step_tokens, concurrency + 1), max_running=concurrency,
-            first_token_s=0.0,
+            first_token_s=0.0, request_s=self._request_seconds(workload),
         )  # fmt: skip
         return replay(self.cost, asks, engine, concurrency=concurrency)
 

@@ -51,11 +51,12 @@ _FEW_LAYERS = 4  # enough where a step computes more than it reads
 _FEW_LAYERS_FROM_ROWS = 32
 _KV_BEYOND_CACHE = 48 * 2**20
 
-# What requests cost outside the kernels, from processor time of the two processes under a closed
-# loop (SmolLM2, two cores at 2.6 GHz): the API process spends about 1 ms a request and 1 ms more
-# per 500 words of prompt, then 0.4 ms a token alone and 0.12 ms a token at eight streams, most of
-# it once a step. The rest of a request's time is waking up two processes twice.
-_REQUEST_S = 3e-3
+# What requests cost outside the kernels. A cached prompt's time to first token over HTTP, less one
+# decode step, was 1.9, 2.9, 4.7 and 9.6 ms at 64, 512, 2,048 and 6,000 tokens (SmolLM2, two quiet
+# cores at 2.6 GHz). The API process spends 0.4 ms a streamed token alone and 0.12 ms at eight
+# streams, most of it once a step.
+_REQUEST_S = 2e-3
+_PROMPT_TOKEN_S = 1.3e-6
 _STREAM_TOKEN_S = 1.2e-4
 _STEP_S = 9e-4
 _SEQUENCE_S = 1e-4
@@ -349,7 +350,7 @@ def synthetic_batch(spans: Sequence[tuple[int, int]], *, sample: bool = True) ->
 def _no_overheads() -> Overheads:
     return Overheads(
         step_s=0.0, layer_s=0.0, layer_token_s=0.0, sequence_s=0.0, request_s=0.0,
-        stream_token_s=0.0,
+        prompt_token_s=0.0, stream_token_s=0.0,
     )  # fmt: skip
 
 
@@ -384,5 +385,6 @@ def _fit_overheads(
         layer_token_s=max(float(layer_token_s), 0.0),
         sequence_s=_SEQUENCE_S,
         request_s=_REQUEST_S,
+        prompt_token_s=_PROMPT_TOKEN_S,
         stream_token_s=_STREAM_TOKEN_S,
     )

@@ -42,13 +42,14 @@ def predict(
         step_tokens=config.step_tokens,
         cache=config.cache,
         eviction=config.eviction,
-        request_s=over.request_s,
         stream_token_s=over.stream_token_s,
     )
     cost = StepCost(arch, ceilings, config.weight_dtype)
     predictions = []
     for cell in cells:
-        outcome = simulate(engine, cost, cell.as_load())
+        request_s = over.request_seconds(cell.isl_tokens)
+        replaced = msgspec.structs.replace(engine, request_s=request_s)
+        outcome = simulate(replaced, cost, cell.as_load())
         predictions.append(
             Prediction(
                 ttft_s=percentile(outcome.ttft_s, 0.5),
