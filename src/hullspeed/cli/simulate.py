@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from hullspeed.errors import UsageError
 
 if TYPE_CHECKING:
+    from hullspeed.arch.model import ModelArch
     from hullspeed.report.blocks import Report
     from hullspeed.twin.question import Question
     from hullspeed.twin.summary import Objective
@@ -352,7 +353,7 @@ def _question(options: dict[str, Any], workload: Workload) -> Question:
         tp=options["tp"],
         prefix_caching=options["prefix_caching"],
     )
-    hardware = _hardware(options["gpu"], settings.engine)
+    hardware = _hardware(options["gpu"], settings.engine, planned.arch)
     calibration = None
     if hardware["gpu"] is not None:
         from hullspeed.perf.calibration import load_calibration
@@ -364,7 +365,9 @@ def _question(options: dict[str, Any], workload: Workload) -> Question:
         label="as asked",
         calibration=calibration,
         arch=planned.arch,
-        weights=planned.weights if hardware["gpu"] else planned.embedded("fp16").weights,
+        weights=planned.weights
+        if hardware["gpu"]
+        else planned.embedded(hardware["weight_dtype"]).weights,
         settings=settings,
         cache=options["cache"],
         eviction=options["eviction"],
@@ -375,7 +378,7 @@ def _question(options: dict[str, Any], workload: Workload) -> Question:
     return priced(question, options["price"])
 
 
-def _hardware(gpu: str | None, engine: str) -> dict[str, Any]:
+def _hardware(gpu: str | None, engine: str, arch: ModelArch) -> dict[str, Any]:
     from hullspeed.plan.capacity import memory_of, memory_of_machine
 
     if (gpu is None) != (engine == "hullspeed"):
@@ -391,13 +394,16 @@ def _hardware(gpu: str | None, engine: str) -> dict[str, Any]:
         return {"gpu": found, "memory": memory_of(found)}
     from hullspeed.hardware.ceilings import load_ceilings, quick_ceilings
     from hullspeed.hardware.machine import detect_machine
+    from hullspeed.memory.held import held_dtype
 
     machine = detect_machine()
+    dtype = held_dtype(arch, "native", machine.isa)
     ceilings = load_ceilings(machine)
-    if ceilings is None or "fp16" not in ceilings.linear_flops_per_s:
+    if ceilings is None or dtype not in ceilings.linear_flops_per_s:
         sys.stderr.write("no calibration of this machine: a quick measurement stands in\n")
         ceilings = quick_ceilings(machine, 0.4)
-    return {"gpu": None, "memory": memory_of_machine(machine), "ceilings": ceilings}
+    memory = memory_of_machine(machine)
+    return {"gpu": None, "memory": memory, "ceilings": ceilings, "weight_dtype": dtype}
 
 
 def _one(
