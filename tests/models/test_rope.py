@@ -38,8 +38,8 @@ def test_tables_are_those_of_transformers(scaling: dict[str, Any]) -> None:
 
 
 def test_other_scalings_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="yarn"):
-        frequencies(Rope(theta=1e4, scaling=(("rope_type", "yarn"), ("factor", 4.0))), 64)
+    with pytest.raises(UnsupportedModelError, match="longrope"):
+        frequencies(Rope(theta=1e4, scaling=(("rope_type", "longrope"), ("factor", 4.0))), 64)
 
 
 @pytest.mark.parametrize("factor", [None, 0, -1.0, "8", True])

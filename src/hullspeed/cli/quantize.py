@@ -30,6 +30,8 @@ def quantize(
 
     Example: ``hullspeed quantize Qwen/Qwen3-4B ./qwen3-4b-int4 --to int4``
 
+    Exit codes: 0 written whole, 2 usage or a model that cannot be quantized.
+
     Parameters
     ----------
     source
