@@ -35,7 +35,7 @@ def commands() -> list[list[str]]:
     for _, body in BLOCKS:
         for line in body.splitlines():
             text = line.removeprefix("$ ").partition(" # ")[0].rpartition("| ")[2].strip()
-            if text.startswith("hullspeed ") and "..." not in text:
+            if text.startswith("hullspeed ") and "..." not in text and "hullspeed up:" not in text:
                 found.append(shlex.split(text)[1:])
     return found
 
@@ -56,7 +56,7 @@ def test_planning_commands_run(command: list[str], tmp_path: Path) -> None:
     )
     assert done.returncode in (0, 1), done.stderr
     assert "error:" not in done.stderr
-    assert done.stdout
+    assert done.stdout or any(tmp_path.iterdir())
 
 
 def test_links_lead_somewhere() -> None:
