@@ -222,6 +222,7 @@ def test_the_embedded_engine_counts_its_own_copies(shapes: Shapes) -> None:
     per_request = plan.pool.bytes_per_request(4096)
     assert per_request == 28 * 4096 * 2 * 8 * 128 * 4  # fp32 on a CPU
     assert plan.stack.pool_bytes <= 64 * per_request
+    assert plan.pool.hit_granularity_tokens == 1  # the segment tree copies the last page
     with pytest.raises(UsageError, match="one machine"):
         plan_memory(arch, machine, EngineSettings(engine="hullspeed", tp=2), half)
     with pytest.raises(UsageError, match="fp16 or fp32"):

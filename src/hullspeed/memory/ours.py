@@ -115,7 +115,9 @@ class HullspeedAllocator:
         self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, pool_bytes: int
     ) -> PagePool:
         """Pages of 64 tokens in fp32 unless ``kv_dtype`` says otherwise."""
-        return page_pool(arch, _cpu_dtypes(settings), self.profile(settings), pool_bytes)
+        pool = page_pool(arch, _cpu_dtypes(settings), self.profile(settings), pool_bytes)
+        # Models without recurrent state are hit at any token: the last page is copied.
+        return pool if pool.state_bytes else replace(pool, hit_tokens=1)
 
     def knobs(self, budget: MemoryBudget) -> dict[str, str]:
         """``hullspeed serve`` takes bytes."""

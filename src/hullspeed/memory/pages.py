@@ -25,6 +25,7 @@ class PagePool:
     max_model_len: int
     asked_num_seqs: int
     notes: Sequence[str] = ()
+    hit_tokens: int | None = None
 
     @property
     def block_tokens(self) -> int:
@@ -105,8 +106,8 @@ class PagePool:
 
     @property
     def hit_granularity_tokens(self) -> int:
-        """Prefix hits come in pages."""
-        return self.page_tokens
+        """Prefix hits come in pages, unless the engine says otherwise."""
+        return self.hit_tokens or self.page_tokens
 
     @property
     def findings(self) -> tuple[Finding, ...]:

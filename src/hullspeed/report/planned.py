@@ -88,6 +88,12 @@ def comparison_report(plans: tuple[Plan, ...]) -> Report:
     )
 
 
+def _granularity(tokens: int) -> str:
+    if tokens == 1:
+        return "prefix-cache hits at any token"
+    return f"prefix-cache hits in multiples of {tokens:,} tokens"
+
+
 def command_of(plan: Plan) -> str:
     """The engine's flags of the plan, one to a line, below its command."""
     start = {
@@ -147,7 +153,7 @@ def _capacity(plan: Plan) -> tuple[Block, ...]:
         f"({format_bytes(capacity.pool_low_bytes)} to {format_bytes(capacity.pool_high_bytes)}): "
         f"{capacity.blocks:,} blocks of {capacity.block_tokens:,} tokens; the engine's log would "
         f"say {format_tokens(capacity.printed_tokens)} tokens, {capacity.printed_concurrency:.2f}x",
-        f"prefix-cache hits in multiples of {capacity.hit_granularity_tokens:,} tokens",
+        _granularity(capacity.hit_granularity_tokens),
         f"what binds: {plan.limit}",
     ]
     if capacity.max_num_seqs is not None:
