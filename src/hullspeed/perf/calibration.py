@@ -23,7 +23,7 @@ from hullspeed.perf.observed import Observed, ObservedLoad, ObservedStep
 from hullspeed.perf.replay import Ask, Engine, Replayed, replay
 from hullspeed.perf.terms import Terms
 from hullspeed.perf.work import Shape
-from hullspeed.sources.cache import cache_dir
+from hullspeed.sources.cache import cache_dir, write_atomically
 
 DECODE = ("weights_s", "kv_s", "state_s", "layers", "steps", "sequences", "reduces", "moe_layers")
 PROMPT = ("multiply_s", "multiply_low_s", "attention_s", "delta_s", "rows_s", "reduce_s",
@@ -234,9 +234,7 @@ def save_calibration(calibration: Calibration, folder: Path | None = None) -> Pa
     c = calibration
     path = calibration_path(c.model, c.gpu, c.tp, c.engine, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=1))
-    part.replace(path)
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(calibration), indent=1))
     return path
 
 
