@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from hullspeed.report.blocks import Plot, Point, Report, Section, Series
-from hullspeed.report.html import page
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hullspeed.report.blocks import Percentiles, Plot, Point, Report, Section, Series
+from hullspeed.report.html import block_html, page
 from hullspeed.report.plot import plot_svg
 
 PLOT = Plot(
@@ -42,3 +45,19 @@ def test_nothing_to_draw_is_said() -> None:
 def test_a_page_holds_it() -> None:
     report = Report(title="t", verdict="v", ok=True, sections=(Section("s", (PLOT,)),))
     assert "<svg" in page(report)
+
+
+@given(st.dictionaries(st.text("pq", min_size=1), st.floats(1e-5, 1e6), min_size=1))
+def test_percentiles_lie_in_order_between_the_ticks_of_their_axis(values: dict[str, float]) -> None:
+    svg = block_html(Percentiles(unit="ms", series={"a": values})).partition("<div")[0]
+    root = ET.fromstring(svg)
+    ticks = [text for text in root.findall("text") if text.text != "a"]
+    places = {float((t.text or "").replace(",", "")): float(t.attrib["x"]) for t in ticks}
+    assert 2 <= len(places) <= 13
+    assert min(places) <= min(values.values()) <= max(values.values()) <= max(places)
+    xs = [float(circle.attrib["cx"]) for circle in root.findall("circle")]
+    for x, value in zip(xs, values.values(), strict=True):
+        # Between the two ticks around it, as far as a tenth of a unit is drawn.
+        below = max(place for tick, place in places.items() if tick <= value)
+        above = min(place for tick, place in places.items() if tick >= value)
+        assert below - 0.1 <= x <= above + 0.1

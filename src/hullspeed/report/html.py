@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 
 from hullspeed.findings import Finding
@@ -141,37 +142,67 @@ def _table(
 
 
 def _percentiles(block: Percentiles) -> str:
-    """A row per series: a line from its least to its greatest label, a tick and number at each."""
-    top = max((v for s in block.series.values() for v in s.values()), default=0.0) or 1.0
+    """A row per series: a line from its least to its greatest value and a point at each, on a
+    logarithmic axis, because an ITL and a cold TTFT are three decades apart.
+    """
+    values = [v for series in block.series.values() for v in series.values() if v > 0]
+    labels = tuple(dict.fromkeys(label for series in block.series.values() for label in series))
+    rows = tuple(
+        (name, *(number(series[lb]) if lb in series else "-" for lb in labels))
+        for name, series in block.series.items()
+    )
+    header = ("", *(f"{label} ({block.unit})" for label in labels))
+    table = _table(header, rows, block.caption, 1)
+    if not values:
+        return table
+    ticks = _ticks(min(values), max(values))
+    low, decades = math.log10(ticks[0]), math.log10(ticks[-1] / ticks[0])
     left, width, row_height = 190, 640, 44
-    parts = []
-    for i, (name, values) in enumerate(block.series.items()):
+    height = len(block.series) * row_height + 30
+
+    def at(value: float) -> float:
+        return left + (math.log10(max(value, ticks[0])) - low) / decades * width
+
+    parts = [
+        f'<path d="M{at(tick):.1f} 0V{height - 20}" stroke="#8884"/>'
+        f'<text x="{at(tick):.1f}" y="{height - 5}" text-anchor="middle" font-size="12">'
+        f"{tick:,g}</text>"
+        for tick in ticks
+    ]
+    for i, (name, series) in enumerate(block.series.items()):
         y = 22 + i * row_height
-        xs = [left + value / top * width for value in values.values()]
         parts.append(f'<text x="0" y="{y + 4}" font-size="14">{escape(name)}</text>')
+        xs = [at(value) for value in series.values()]
         if xs:
             parts.append(
                 f'<line x1="{min(xs):.1f}" x2="{max(xs):.1f}" y1="{y}" y2="{y}" stroke="#4477aa" '
                 'stroke-width="6" stroke-linecap="round"/>'
             )
-        for x, (label, value) in zip(xs, values.items(), strict=True):
+        for x, (label, value) in zip(xs, series.items(), strict=True):
             parts.append(
                 f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="#4477aa" stroke="#fff">'
                 f"<title>{escape(name)} {escape(label)}: {number(value)} {escape(block.unit)}"
                 "</title></circle>"
             )
-    height = len(block.series) * row_height + 10
     svg = (
-        f'<svg viewBox="0 0 {left + width + 20} {height}" role="img" fill="currentColor" '
+        f'<svg viewBox="0 0 {left + width + 30} {height}" role="img" fill="currentColor" '
         f'aria-label="{escape(block.caption or "percentiles")}">{"".join(parts)}</svg>'
     )
-    labels = tuple(dict.fromkeys(label for values in block.series.values() for label in values))
-    rows = tuple(
-        (name, *(number(values[lb]) if lb in values else "-" for lb in labels))
-        for name, values in block.series.items()
-    )
-    header = ("", *(f"{label} ({block.unit})" for label in labels))
-    return svg + _table(header, rows, block.caption, 1)
+    return svg + table
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Of 1, 2, 5, 10, ...: from the last that is not above ``low`` to the first not below ``high``;
+    decades alone where that would be more than eight.
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1
+    for steps in ((1, 2, 5), (1,)):
+        ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+        below = max(i for i, tick in enumerate(ticks) if tick <= low)
+        above = min(i for i, tick in enumerate(ticks) if tick >= high and i > below)
+        if above - below < 8:
+            break
+    return ticks[below : above + 1]
 
 
 def _comparison(block: Comparison) -> str:
