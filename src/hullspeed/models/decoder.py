@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hullspeed.arch.mixers import FullAttention, GatedDeltaNet
-from hullspeed.arch.mlps import DenseMlp, MoeMlp
-from hullspeed.arch.model import Layer, ModelArch
-from hullspeed.errors import EngineError, UnsupportedModelError
-from hullspeed.kernels.base import Kernels, RotaryTable
+from hullspeed.arch.mixers import FullAttention
+from hullspeed.arch.model import ModelArch
+from hullspeed.errors import EngineError
+from hullspeed.kernels.base import Kernels
 from hullspeed.kernels.batch import Batch
 from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.models.attention import Attention
 from hullspeed.models.delta_net import DeltaNet
-from hullspeed.models.mlp import GatedMlp
-from hullspeed.models.moe import RoutedMlp
+from hullspeed.models.draft import DraftHead, draft_extra
+from hullspeed.models.layer import DecoderLayer, packed_layer
 from hullspeed.models.particulars import norm_weight, option
 from hullspeed.models.projection import stacked
 from hullspeed.models.rope import Rotation, rotary_table
 from hullspeed.models.stored_states import StoredDtype, StoredStates
 from hullspeed.models.support import check_supported
 from hullspeed.models.weights import Weights
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """One layer: the mixer and the MLP, a norm ``[H]`` before each and, in some families, one
-    after each.
-    """
-
-    input_norm: Tensor
-    mixer: Attention | DeltaNet
-    mixed_norm: Tensor | None
-    mlp_norm: Tensor
-    mlp: GatedMlp | RoutedMlp
-    output_norm: Tensor | None
 
 
 class Decoder:
@@ -52,9 +37,13 @@ class Decoder:
         weights: Read once, tensor by tensor, and packed; may be closed afterwards.
         kernels: Back end.
         max_context_tokens: Highest position + 1 that will be asked for; the model's unless given.
+        draft: Load the multi-token-prediction layer too.
+
+    Attributes:
+        draft: The draft head, if asked for; its pages are allocated and copied with the decoder's.
 
     Raises:
-        UnsupportedModelError: if the architecture is not computed here.
+        UnsupportedModelError: if the architecture is not computed here, or has no such layer.
         CorruptFileError: if a weight is missing, unexpected or of the wrong shape.
     """
 
@@ -65,6 +54,7 @@ class Decoder:
         kernels: Kernels[Any],
         *,
         max_context_tokens: int | None = None,
+        draft: bool = False,
     ) -> None:
         check_supported(arch)
         weights.check(arch)
@@ -74,16 +64,18 @@ class Decoder:
         self._n_pages = 0
         self._page_tokens = 1
         self._n_state_slots = self._n_stored = 0
-        self._pack(weights)
+        self.draft: DraftHead | None = None
+        self._pack(weights, draft)
 
-    def _pack(self, weights: Weights) -> None:
+    def _pack(self, weights: Weights, draft: bool) -> None:
         arch, kernels = self.arch, self._kernels
         final_norm = f"{arch.prefix}{arch.final_norm_name}.weight"
         self._norm = norm_weight(weights, arch, final_norm)
         factors = weights.frequency_factors()
+        drafting = draft_extra(arch).layers if draft else ()
         rotations = {
             Rotation.of(layer.mixer, arch)
-            for layer in arch.layers
+            for layer in (*arch.layers, *drafting)
             if isinstance(layer.mixer, FullAttention)
         }
         rotaries = {
@@ -92,13 +84,19 @@ class Decoder:
         }
 
         def packed(i: int) -> DecoderLayer:
-            return _packed_layer(arch, i, rotaries, weights, kernels)
+            below = f"{arch.prefix}layers.{i}."
+            return packed_layer(arch.layers[i], arch, rotaries, weights, below, kernels)
 
         # Packing runs without the GIL, one weight a thread.
         with ThreadPoolExecutor(kernels.threads) as pool:
             head = pool.submit(self._pack_head, weights)
-            self._layers = list(pool.map(packed, range(len(arch.layers))))
+            self._layers: list[DecoderLayer] = list(pool.map(packed, range(len(arch.layers))))
             head.result()
+        if draft:
+            self.draft = DraftHead(
+                arch, weights, kernels, rotaries, self._embedding, self._head,
+                self.max_context_tokens,
+            )  # fmt: skip
 
     def _pack_head(self, weights: Weights) -> None:
         arch = self.arch
@@ -132,6 +130,8 @@ class Decoder:
         """
         for mixer in self._attention():
             mixer.allocate_kv(n_pages, page_tokens)
+        if self.draft is not None:
+            self.draft.allocate_kv(n_pages, page_tokens)
         self._n_pages, self._page_tokens = n_pages, page_tokens
 
     def allocate_states(
@@ -164,6 +164,23 @@ class Decoder:
         Raises:
             EngineError: if the batch does not fit the pages, the context or the vocabulary.
         """
+        with torch.inference_mode():
+            return self._head(self._hidden(batch, cut=True))
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """As :meth:`forward`, but the last hidden state of every token: what :meth:`logits` and a
+        draft head take. float32 ``[T, H]``, a new tensor.
+        """
+        with torch.inference_mode():
+            return self._hidden(batch, cut=False)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of hidden states ``[R, H]``: float32 ``[R, vocab]``."""
+        with torch.inference_mode():
+            return self._head(hidden)
+
+    def _hidden(self, batch: Batch, *, cut: bool) -> Tensor:
+        """Of ``batch.logits_rows`` if ``cut``, else of all."""
         if self._n_stored:
             batch = self._with_loaded(batch)
         batch.check(
@@ -173,10 +190,6 @@ class Decoder:
             context_tokens=self.max_context_tokens,
             n_state_slots=self._n_state_slots if self.is_recurrent else None,
         )
-        with torch.inference_mode():
-            return self._forward(batch)
-
-    def _forward(self, batch: Batch) -> Tensor:
         kernels, eps = self._kernels, self.arch.norm_eps
         plan = kernels.plan(batch)
         x = kernels.embed(self._embedding, plan.tokens)
@@ -184,18 +197,10 @@ class Decoder:
             x *= self._embedding_scale
         delta: Tensor | None = None
         for layer in self._layers:
-            h = kernels.rms_norm(x, layer.input_norm, eps, delta)
-            delta = layer.mixer(h, plan)
-            if layer is self._layers[-1] and len(batch.logits_rows) < len(batch.tokens):
-                # Nothing reads the other rows any more.
-                x, delta = x[plan.logits_rows], delta[plan.logits_rows]
-            if layer.mixed_norm is not None:
-                delta = kernels.rms_norm(delta, layer.mixed_norm, eps, None)
-            h = kernels.rms_norm(x, layer.mlp_norm, eps, delta)
-            delta = layer.mlp(h)
-            if layer.output_norm is not None:
-                delta = kernels.rms_norm(delta, layer.output_norm, eps, None)
-        return self._head(kernels.rms_norm(x, self._norm, eps, delta))
+            # Behind the last mixer nothing reads the other rows any more.
+            rows = plan.logits_rows if cut and layer is self._layers[-1] else None
+            x, delta = layer(x, delta, plan, rows)
+        return kernels.rms_norm(x, self._norm, eps, delta)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy page ``sources[i]`` to ``targets[i]`` in every layer, in order.
@@ -205,6 +210,8 @@ class Decoder:
         """
         if _checked(sources, targets, self._n_pages, "pages"):
             kv = [mixer.kv for mixer in self._attention()]
+            if self.draft is not None:
+                kv.append(self.draft.kv)
             self._kernels.copy_pages(kv, sources, targets)
 
     def copy_states(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -249,39 +256,6 @@ class Decoder:
 
     def _recurrent(self) -> list[DeltaNet]:
         return [layer.mixer for layer in self._layers if isinstance(layer.mixer, DeltaNet)]
-
-
-def _packed_layer(
-    arch: ModelArch,
-    i: int,
-    rotaries: Mapping[Rotation, RotaryTable],
-    weights: Weights,
-    kernels: Kernels[Any],
-) -> DecoderLayer:
-    layer, below = arch.layers[i], f"{arch.prefix}layers.{i}."
-    mixer: Attention | DeltaNet
-    if isinstance(layer.mixer, FullAttention):
-        mixer = Attention(layer.mixer, arch, rotaries, weights, below, kernels)
-    elif isinstance(layer.mixer, GatedDeltaNet):
-        mixer = DeltaNet(layer.mixer, arch, weights, below, kernels)
-    else:
-        raise _unknown(layer)
-    mlp: GatedMlp | RoutedMlp
-    if isinstance(layer.mlp, DenseMlp):
-        mlp = GatedMlp(layer.mlp, weights, below, kernels)
-    elif isinstance(layer.mlp, MoeMlp):
-        mlp = RoutedMlp(layer.mlp, arch, weights, below, kernels)
-    else:
-        raise _unknown(layer)
-    norms = [norm_weight(weights, arch, f"{below}{name}.weight") for name in layer.norms]
-    if len(norms) == 2:
-        return DecoderLayer(norms[0], mixer, None, norms[1], mlp, None)
-    return DecoderLayer(norms[0], mixer, norms[1], norms[2], mlp, norms[3])
-
-
-def _unknown(layer: Layer) -> UnsupportedModelError:
-    kinds = (layer.mixer.kind, layer.mlp.kind)
-    return UnsupportedModelError("the embedded engine does not run a kind of layer", seen=kinds)
 
 
 def _checked(sources: Sequence[int], targets: Sequence[int], n: int, what: str) -> bool:

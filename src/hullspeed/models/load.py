@@ -43,6 +43,7 @@ def load_decoder(
     weight_dtype: str = "native",
     threads: int = 1,
     max_context_tokens: int | None = None,
+    draft: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> Decoder:
     """Read, pack and check a model; give it pages with :meth:`Decoder.allocate_kv` before use.
@@ -59,6 +60,7 @@ def load_decoder(
             :func:`hullspeed.kernels.load.load_kernels`.
         threads: Of loading and computing.
         max_context_tokens: Highest position + 1 that will be asked for.
+        draft: Load the multi-token-prediction layer too, as :attr:`Decoder.draft`.
         progress: Told of the share of the weights that is read, 0 to 1.
 
     Raises:
@@ -69,6 +71,6 @@ def load_decoder(
     backend = load_kernels(kernels, weight_dtype=weight_dtype, threads=threads)
     weights = open_weights(paths, arch)
     watched = WatchedWeights(weights, arch, progress or silent)
-    decoder = Decoder(arch, watched, backend, max_context_tokens=max_context_tokens)
+    decoder = Decoder(arch, watched, backend, max_context_tokens=max_context_tokens, draft=draft)
     trim()
     return decoder
