@@ -17,25 +17,38 @@ from torch import Tensor
 from hullspeed.kernels.batch import Batch
 from hullspeed.kernels.blocks import BlockWeight
 
+KvDtype = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
+"""Formats of keys and values; ``fp8`` is e4m3. See :mod:`hullspeed.kernels.kv_codes`."""
+
 
 @dataclass(frozen=True, slots=True)
 class KvPages:
-    """The keys and values of one layer, page by page, float32.
+    """The keys and values of one layer, page by page, as numbers of one format.
 
     Keys lie transposed so that 64 scores of a query are one run over contiguous keys.
 
     Attributes:
         keys: ``[n_pages, G, D, P]``.
         values: ``[n_pages, G, P, D]``.
+        key_scales: float32 ``[n_pages, G, P]`` that keys are to be multiplied by; int8 and fp8.
+        value_scales: The same of the values.
     """
 
     keys: Tensor
     values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
 
     @property
     def page_tokens(self) -> int:
         """Tokens of a page."""
         return self.keys.shape[3]
+
+    @property
+    def pools(self) -> tuple[Tensor, ...]:
+        """All that a page has a part of: its first index is the page."""
+        pools = (self.keys, self.values, self.key_scales, self.value_scales)
+        return tuple(pool for pool in pools if pool is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +190,9 @@ class Kernels(Protocol[P]):
         """Hold an embedding ``[vocab, H]`` (float32) as :meth:`embed` takes it."""
         ...
 
-    def allocate_kv(self, shape: AttentionShape, n_pages: int, page_tokens: int) -> KvPages:
+    def allocate_kv(
+        self, shape: AttentionShape, n_pages: int, page_tokens: int, dtype: KvDtype = "fp32"
+    ) -> KvPages:
         """Zeroed pages of one layer; memory is touched when first written."""
         ...
 
@@ -203,8 +218,8 @@ class Kernels(Protocol[P]):
         kv: KvPages,
     ) -> Tensor:
         """Split ``qkv`` ``[T, >= (Q + 2G) * D]`` (queries, keys, values; what follows is left
-        alone), norm and rotate queries and keys, write keys and values to their pages. Returns the
-        queries ``[T, Q, D]``.
+        alone), norm and rotate queries and keys, write keys and values to their pages, rounded to
+        the pages' format. Returns the queries ``[T, Q, D]``.
         """
         ...
 

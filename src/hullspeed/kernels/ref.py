@@ -21,6 +21,7 @@ from hullspeed.kernels.base import (
     DeltaShape,
     Experts,
     HeadNorms,
+    KvDtype,
     KvPages,
     Linear,
     RotaryTable,
@@ -29,6 +30,7 @@ from hullspeed.kernels.base import (
 from hullspeed.kernels.batch import Batch
 from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.kernels.expert_loop import ExpertLoop
+from hullspeed.kernels.kv_codes import LARGEST_CODE, decode, encode, torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,17 @@ class RefKernels:
         """The weight as it is."""
         return weight
 
-    def allocate_kv(self, shape: AttentionShape, n_pages: int, page_tokens: int) -> KvPages:
+    def allocate_kv(
+        self, shape: AttentionShape, n_pages: int, page_tokens: int, dtype: KvDtype = "fp32"
+    ) -> KvPages:
         """Zeros."""
-        g, d = shape.kv_heads, shape.head_dim
-        keys = torch.zeros(n_pages, g, d, page_tokens)
-        return KvPages(keys, torch.zeros(n_pages, g, page_tokens, d))
+        g, d, kind = shape.kv_heads, shape.head_dim, torch_dtype(dtype)
+        keys = torch.zeros(n_pages, g, d, page_tokens, dtype=kind)
+        values = torch.zeros(n_pages, g, page_tokens, d, dtype=kind)
+        if kind not in LARGEST_CODE:
+            return KvPages(keys, values)
+        scales = (torch.zeros(n_pages, g, page_tokens) for _ in range(2))
+        return KvPages(keys, values, *scales)
 
     def plan(self, batch: Batch) -> RefPlan:
         """Tensors of the batch."""
@@ -107,8 +115,7 @@ class RefKernels:
             rows = slice(int(starts[s]), int(starts[s + 1]))
             at = plan.positions[rows]
             page = torch.from_numpy(plan.batch.page_table[s]).long()[at // kv.page_tokens]
-            kv.keys[page, :, :, at % kv.page_tokens] = k[rows]
-            kv.values[page, :, at % kv.page_tokens] = v[rows]
+            _store(kv, page, at % kv.page_tokens, k[rows], v[rows])
         return q.contiguous()
 
     def attend(
@@ -128,8 +135,8 @@ class RefKernels:
             context = int(at[-1]) + 1
             n_pages = -(-context // kv.page_tokens)
             pages = torch.from_numpy(plan.batch.page_table[s, :n_pages]).long()
-            k = kv.keys[pages].permute(1, 0, 3, 2).flatten(1, 2)[:, :context]  # [G, context, D]
-            v = kv.values[pages].transpose(0, 1).flatten(1, 2)[:, :context]
+            k, v = _load(kv, pages)
+            k, v = k[:, :context], v[:, :context]
             seen = torch.arange(context)[None] <= at[:, None]
             if shape.window_tokens:
                 seen &= torch.arange(context)[None] > at[:, None] - shape.window_tokens
@@ -210,9 +217,31 @@ class RefKernels:
     ) -> None:
         """See :class:`hullspeed.kernels.base.Kernels`."""
         for layer in layers:
-            for source, target in zip(sources, targets, strict=True):
-                layer.keys[target] = layer.keys[source]
-                layer.values[target] = layer.values[source]
+            for pool in layer.pools:
+                for source, target in zip(sources, targets, strict=True):
+                    pool[target] = pool[source]
+
+
+def _store(kv: KvPages, page: Tensor, offset: Tensor, k: Tensor, v: Tensor) -> None:
+    """Keys and values ``[n, G, D]`` to the slots ``(page[i], offset[i])``."""
+    codes, scales = encode(k, kv.keys.dtype)
+    kv.keys[page, :, :, offset] = codes
+    if kv.key_scales is not None and scales is not None:
+        kv.key_scales[page, :, offset] = scales
+    codes, scales = encode(v, kv.values.dtype)
+    kv.values[page, :, offset] = codes
+    if kv.value_scales is not None and scales is not None:
+        kv.value_scales[page, :, offset] = scales
+
+
+def _load(kv: KvPages, pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of ``pages`` in order: float32 ``[G, len(pages) * P, D]``."""
+    key_scales, value_scales = (
+        None if scales is None else scales[pages] for scales in (kv.key_scales, kv.value_scales)
+    )
+    k = decode(kv.keys[pages].mT, key_scales)
+    v = decode(kv.values[pages], value_scales)
+    return k.transpose(0, 1).flatten(1, 2), v.transpose(0, 1).flatten(1, 2)
 
 
 def _rotate(x: Tensor, positions: Tensor, rotary: RotaryTable) -> Tensor:

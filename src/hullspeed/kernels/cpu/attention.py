@@ -8,10 +8,13 @@ result depends neither on the batch nor on how a prompt was cut into chunks.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from hullspeed.kernels.cpu.formats import FP8, LOADED_FP8, kind_of, times
 from hullspeed.kernels.cpu.jit import kernel
 from hullspeed.kernels.cpu.matmul import matmul
 from hullspeed.kernels.cpu.simd import exp
@@ -20,32 +23,38 @@ BLOCK_ROWS = 48  # queries x heads of an item: scores, accumulators and a page s
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+Codes = NDArray[Any]  # one of the formats' stand-ins
 
 
 @kernel(parallel=True)
 def attend_parallel(
-    q: Floats, out: Floats, keys: Floats, values: Floats, positions: Ints, page_table: Ints,
-    items: Ints, buckets: Ints, scale: np.float32, window: int, sinks: Floats,
+    q: Floats, out: Floats, keys: Codes, values: Codes, key_scales: Floats, value_scales: Floats,
+    positions: Ints, page_table: Ints, items: Ints, buckets: Ints, scale: np.float32, window: int,
+    sinks: Floats,
 ) -> None:  # fmt: skip
     """One thread for each bucket of items; arguments as :func:`attend`."""
     for b in numba.prange(len(buckets) - 1):
         attend(
-            q, out, keys, values, positions, page_table, items, buckets[b], buckets[b + 1],
-            scale, window, sinks,
+            q, out, keys, values, key_scales, value_scales, positions, page_table, items,
+            buckets[b], buckets[b + 1], scale, window, sinks,
         )  # fmt: skip
 
 
 @kernel()
 def attend(
-    q: Floats, out: Floats, keys: Floats, values: Floats, positions: Ints, page_table: Ints,
-    items: Ints, first: int, last: int, scale: np.float32, window: int, sinks: Floats,
+    q: Floats, out: Floats, keys: Codes, values: Codes, key_scales: Floats, value_scales: Floats,
+    positions: Ints, page_table: Ints, items: Ints, first: int, last: int, scale: np.float32,
+    window: int, sinks: Floats,
 ) -> None:  # fmt: skip
     """Items ``first .. last``, each a row (span, kv head, first token, tokens) of ``items``.
 
     ``q`` and ``out`` are ``[T, Q, D]``, ``keys`` ``[n_pages, G, D, P]``, ``values``
-    ``[n_pages, G, P, D]``; ``window`` is how many keys a query sees, 0 for all; ``sinks`` are the
-    heads' scores of a key without a value, or empty.
+    ``[n_pages, G, P, D]`` in one of the formats; their scales ``[n_pages, G, P]``, or empty;
+    ``window`` is how many keys a query sees, 0 for all; ``sinks`` are the heads' scores of a key
+    without a value, or empty.
     """
+    scaled = len(key_scales) > 0
+    factor = LOADED_FP8 if kind_of(keys) == FP8 else np.float32(1)
     n_heads, dim = q.shape[1], q.shape[2]
     kv_heads, page_tokens = keys.shape[1], keys.shape[3]
     group = n_heads // kv_heads
@@ -74,6 +83,8 @@ def attend(
             depth = min(page_tokens, end - begin)
             k0 = (page * kv_heads + head) * dim * page_tokens
             matmul(rows, page_tokens, dim, packed, 0, keys, k0, scores, 0, 0, values, k0)
+            if scaled:
+                times(scores, rows, key_scales[page, head], factor)
             for row in range(rows):
                 position = start + row // group
                 low = max(0, position - window + 1 - begin) if window else 0
@@ -83,6 +94,8 @@ def attend(
                     _online_softmax(scores, mixed, highest, total, row, 0, page_tokens)
                 else:
                     _online_softmax(scores, mixed, highest, total, row, low, high)
+            if scaled:
+                times(scores, rows, value_scales[page, head], factor)
             follows = page_table[span, min(p + 1, n_pages - 1)]
             n0 = (follows * kv_heads + head) * dim * page_tokens
             matmul(rows, dim, depth, scores, 0, values, k0, mixed, 0, 1, keys, n0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numba
 import numpy as np
@@ -21,6 +22,7 @@ from hullspeed.kernels.base import (
     DeltaShape,
     Experts,
     HeadNorms,
+    KvDtype,
     KvPages,
     Linear,
     RotaryTable,
@@ -29,12 +31,13 @@ from hullspeed.kernels.base import (
 from hullspeed.kernels.batch import Batch
 from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.kernels.cpu import attention, delta, gates, pointwise
+from hullspeed.kernels.cpu.formats import LANES, STAND_INS
 from hullspeed.kernels.cpu.int_linear import BlockLinear, fits
 from hullspeed.kernels.cpu.int_tile import has_vnni
 from hullspeed.kernels.cpu.jit import config
 from hullspeed.kernels.cpu.linear import Fp16Linear, Fp32Linear
-from hullspeed.kernels.cpu.simd import LANES
 from hullspeed.kernels.expert_loop import ExpertLoop
+from hullspeed.kernels.kv_codes import LARGEST_CODE, torch_dtype
 
 # Waking a second thread costs about 10 us; below these sizes one thread is done sooner.
 _PARALLEL_ROWS = 32
@@ -42,6 +45,7 @@ _PARALLEL_KEYS = 512
 _PARALLEL_STATE = 200_000
 
 _NONE = np.empty(0, np.float32)
+_NO_SCALES = np.empty((0, 0, 0), np.float32)
 
 
 @dataclass(slots=True)
@@ -118,18 +122,23 @@ class CpuKernels:
         """In the type of the weights."""
         return weight.half() if self._half else weight
 
-    def allocate_kv(self, shape: AttentionShape, n_pages: int, page_tokens: int) -> KvPages:
+    def allocate_kv(
+        self, shape: AttentionShape, n_pages: int, page_tokens: int, dtype: KvDtype = "fp32"
+    ) -> KvPages:
         """Zeros that the system hands out page by page as they are written."""
-        g, d = shape.kv_heads, shape.head_dim
+        g, d, kind = shape.kv_heads, shape.head_dim, torch_dtype(dtype)
         if d % LANES or page_tokens % LANES or page_tokens < LANES:
             raise UsageError(
                 f"head dimension and tokens of a page must each be a multiple of {LANES}",
                 seen=(d, page_tokens),
                 fix="use pages of 64 tokens",
             )
-        keys = np.zeros((n_pages, g, d, page_tokens), np.float32)
-        values = np.zeros((n_pages, g, page_tokens, d), np.float32)
-        return KvPages(torch.from_numpy(keys), torch.from_numpy(values))
+        keys = _zeros((n_pages, g, d, page_tokens), kind)
+        values = _zeros((n_pages, g, page_tokens, d), kind)
+        if kind not in LARGEST_CODE:
+            return KvPages(keys, values)
+        scales = (_zeros((n_pages, g, page_tokens), torch.float32) for _ in range(2))
+        return KvPages(keys, values, *scales)
 
     def plan(self, batch: Batch) -> CpuPlan:
         """See :class:`hullspeed.kernels.base.Kernels`."""
@@ -181,7 +190,7 @@ class CpuKernels:
         n = len(qkv)
         q = torch.empty(n, shape.q_heads, shape.head_dim)
         args = (
-            qkv.numpy(), q.numpy(), kv.keys.numpy(), kv.values.numpy(),
+            qkv.numpy(), q.numpy(), *_pools(kv),
             plan.batch.positions, plan.slots_for(kv.page_tokens),
             rotary.cos.numpy(), rotary.sin.numpy(),
             norms.q_weight.numpy() if norms else _NONE,
@@ -208,7 +217,7 @@ class CpuKernels:
         items, buckets = plan.items_for(shape)
         batch = plan.batch
         args = (
-            q.numpy(), out.view(q.shape).numpy(), kv.keys.numpy(), kv.values.numpy(),
+            q.numpy(), out.view(q.shape).numpy(), *_pools(kv),
             batch.positions, batch.page_table, items,
         )  # fmt: skip
         scale, window = np.float32(shape.scale), shape.window_tokens
@@ -326,6 +335,27 @@ class CpuKernels:
     ) -> None:
         """See :class:`hullspeed.kernels.base.Kernels`."""
         for layer in layers:
-            for pool in (layer.keys.numpy(), layer.values.numpy()):
+            for pool in map(_codes, layer.pools):
                 for source, target in zip(sources, targets, strict=True):
                     pool[target] = pool[source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros of NumPy's, which the system hands out page by page as they are written."""
+    bytes_each = torch.empty(0, dtype=dtype).element_size()
+    flat = torch.from_numpy(np.zeros(math.prod(shape) * bytes_each, np.uint8))
+    return flat.view(dtype).view(shape)
+
+
+def _codes(pool: Tensor) -> NDArray[Any]:
+    """A pool as kernels see it."""
+    stand_in = STAND_INS[pool.dtype]
+    return (pool if pool.dtype == stand_in else pool.view(stand_in)).numpy()
+
+
+def _pools(kv: KvPages) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Keys, values, and the scales of both, empty if there are none."""
+    keys, values = _codes(kv.keys), _codes(kv.values)
+    if kv.key_scales is None or kv.value_scales is None:
+        return keys, values, _NO_SCALES, _NO_SCALES
+    return keys, values, kv.key_scales.numpy(), kv.value_scales.numpy()

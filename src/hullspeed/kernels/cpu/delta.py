@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hullspeed.kernels.cpu.delta_tile import NARROW, WIDE, make_read, make_step
+from hullspeed.kernels.cpu.formats import LANES
 from hullspeed.kernels.cpu.jit import kernel
-from hullspeed.kernels.cpu.simd import LANES, exp
+from hullspeed.kernels.cpu.simd import exp
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]

@@ -19,7 +19,8 @@ from llvmlite import ir
 from numba.core import cgutils as untyped_cgutils
 from numba.core import types
 
-from hullspeed.kernels.cpu.simd import LANES, TILE_VECTORS, intrinsic
+from hullspeed.kernels.cpu.formats import LANES
+from hullspeed.kernels.cpu.simd import TILE_VECTORS, intrinsic
 
 cgutils: Any = untyped_cgutils
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from hullspeed.kernels.cpu.formats import LANES
 from hullspeed.kernels.cpu.jit import kernel
-from hullspeed.kernels.cpu.simd import LANES, TILE_ROWS, TILE_VECTORS, make_tile
+from hullspeed.kernels.cpu.simd import TILE_ROWS, TILE_VECTORS, make_tile
 
 _tile_full = make_tile(TILE_ROWS, TILE_VECTORS)
 _tile_3 = make_tile(3, TILE_VECTORS)
@@ -22,16 +25,17 @@ _WIDE = TILE_VECTORS * LANES
 def matmul(
     rows: int, columns: int, depth: int,
     a: NDArray[np.float32], a0: int,
-    b: NDArray[np.float32], b0: int,
+    b: NDArray[Any], b0: int,
     c: NDArray[np.float32], c0: int,
     keep: int,
-    soon: NDArray[np.float32], soon0: int,
+    soon: NDArray[Any], soon0: int,
 ) -> None:  # fmt: skip
     """``C[rows, columns] = (C if keep else 0) + A[rows, depth] @ B[depth, columns]``.
 
     A starts at flat offset a0 of ``a`` and has rows as long as those of ``a``; B and C likewise.
-    ``columns`` is a multiple of 16. With few rows (decoding) the time is that of reading B, so what
-    is needed next, ``soon`` from flat offset soon0, is fetched meanwhile.
+    ``columns`` is a multiple of 16. B and ``soon`` may hold codes of one format. With few rows
+    (decoding) the time is that of reading B, so what is needed next, ``soon`` from flat offset
+    soon0, is fetched meanwhile.
     """
     lda, ldb, ldc = a.shape[-1], b.shape[-1], c.shape[-1]
     column = 0

@@ -5,10 +5,13 @@ Every kernel works on rows ``first .. last``, so that one function serves one th
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from hullspeed.kernels.cpu.formats import FP32, encode, kind_of
 from hullspeed.kernels.cpu.jit import kernel
 from hullspeed.kernels.cpu.simd import exp
 
@@ -60,7 +63,8 @@ def silu_mul(gate_up: Floats, out: Floats, first: int, last: int) -> None:
 
 @kernel()
 def rotate_and_store(
-    qkv: Floats, q: Floats, keys: Floats, values: Floats,
+    qkv: Floats, q: Floats,
+    keys: NDArray[Any], values: NDArray[Any], key_scales: Floats, value_scales: Floats,
     positions: NDArray[np.int32], slots: NDArray[np.int64],
     cos: Floats, sin: Floats,
     q_norm: Floats, k_norm: Floats, eps: np.float32,
@@ -68,11 +72,13 @@ def rotate_and_store(
 ) -> None:  # fmt: skip
     """Split rows of ``qkv`` ``[(Q + 2G) * D]``; norm (unless the weights are empty) and rotate.
 
-    Writes queries to ``q`` ``[T, Q, D]``, keys and values to the token's slot.
+    Writes queries to ``q`` ``[T, Q, D]``, keys and values to the token's slot in the format of the
+    pages.
     """
     n_heads, dim = q.shape[1], q.shape[2]
     kv_heads, page_tokens = keys.shape[1], keys.shape[3]
     key = np.empty(dim, np.float32)
+    codes = np.empty(dim, np.int32)
     for t in range(first, last):
         page, offset = slots[t] // page_tokens, slots[t] % page_tokens
         turn_cos, turn_sin = cos[positions[t]], sin[positions[t]]
@@ -81,10 +87,23 @@ def rotate_and_store(
             _rotate(row, h * dim, q_norm, eps, turn_cos, turn_sin, q[t, h])
         for g in range(kv_heads):
             _rotate(row, (n_heads + g) * dim, k_norm, eps, turn_cos, turn_sin, key)
-            value = (n_heads + kv_heads + g) * dim
+            start = (n_heads + kv_heads + g) * dim
+            value = row[start : start + dim]
+            if kind_of(keys) == FP32:
+                for d in range(dim):
+                    keys[page, g, d, offset] = key[d]
+                    values[page, g, offset, d] = value[d]
+                continue
+            scale = encode(key, kind_of(keys), codes)
             for d in range(dim):
-                keys[page, g, d, offset] = key[d]
-                values[page, g, offset, d] = row[value + d]
+                keys[page, g, d, offset] = codes[d]
+            if len(key_scales):
+                key_scales[page, g, offset] = scale
+            scale = encode(value, kind_of(keys), codes)
+            for d in range(dim):
+                values[page, g, offset, d] = codes[d]
+            if len(value_scales):
+                value_scales[page, g, offset] = scale
 
 
 @kernel()
@@ -139,7 +158,8 @@ def silu_mul_parallel(gate_up: Floats, out: Floats, n_parts: int) -> None:
 
 @kernel(parallel=True)
 def rotate_and_store_parallel(
-    qkv: Floats, q: Floats, keys: Floats, values: Floats,
+    qkv: Floats, q: Floats,
+    keys: NDArray[Any], values: NDArray[Any], key_scales: Floats, value_scales: Floats,
     positions: NDArray[np.int32], slots: NDArray[np.int64],
     cos: Floats, sin: Floats,
     q_norm: Floats, k_norm: Floats, eps: np.float32,
@@ -149,6 +169,6 @@ def rotate_and_store_parallel(
     n = len(qkv)
     for p in numba.prange(n_parts):
         rotate_and_store(
-            qkv, q, keys, values, positions, slots, cos, sin, q_norm, k_norm, eps,
-            n * p // n_parts, n * (p + 1) // n_parts,
+            qkv, q, keys, values, key_scales, value_scales, positions, slots, cos, sin,
+            q_norm, k_norm, eps, n * p // n_parts, n * (p + 1) // n_parts,
         )  # fmt: skip

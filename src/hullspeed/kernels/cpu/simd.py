@@ -19,12 +19,11 @@ from llvmlite import ir
 from numba.core import cgutils as untyped_cgutils
 from numba.core import types
 
+from hullspeed.kernels.cpu.formats import LANES, load_floats
 from hullspeed.kernels.cpu.jit import config, kernel
 
 intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.extending.intrinsic
 cgutils: Any = untyped_cgutils
-
-LANES = 16  # floats of a column vector: one AVX-512 register, two of AVX2, four of NEON
 
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -47,10 +46,11 @@ TILE_ROWS, TILE_VECTORS = (6, 4) if _avx512() else (6, 1)
 def make_tile(rows: int, vectors: int) -> Callable[..., Any]:
     """The intrinsic ``tile(a, a0, lda, b, b0, ldb, c, c0, ldc, depth, keep, soon, soon0)``.
 
-    ``C[rows, vectors * 16] = (C if keep else 0) + A[rows, depth] @ B[depth, vectors * 16]`` on
-    float32 arrays from flat offsets a0, b0, c0 with row strides lda, ldb, ldc. Sums run over depth
-    in order, so a result does not depend on the tile it was computed in. Meanwhile as many bytes
-    as a B of this width has are fetched from ``soon``, flat offset soon0, into the cache.
+    ``C[rows, vectors * 16] = (C if keep else 0) + A[rows, depth] @ B[depth, vectors * 16]`` from
+    flat offsets a0, b0, c0 with row strides lda, ldb, ldc. A and C are float32, B may hold any of
+    the formats of :mod:`hullspeed.kernels.cpu.formats`. Sums run over depth in order, so a result
+    does not depend on the tile it was computed in. Meanwhile as many bytes as a B of this width
+    has are fetched from ``soon`` (of B's format), flat offset soon0, into the cache.
     """
 
     @intrinsic
@@ -72,10 +72,16 @@ def _tile_codegen(rows: int, vectors: int) -> Callable[..., Any]:
 
         a, b, c, soon = pointer(0), pointer(3), pointer(6), pointer(11)
         lda, ldb, ldc, depth, keep = args[2], args[5], args[8], args[9], args[10]
+        element = signature.args[3].dtype
+        # Vectors of codes in a cache line, which is fetched once.
+        line_vectors = max(1, 64 // (LANES * element.bitwidth // 8))
+
+        def code(base: Any, row: Any, stride: Any, vector: int) -> Any:
+            offset = builder.add(builder.mul(row, stride), _INT(vector * LANES))
+            return builder.gep(base, [offset])
 
         def at(base: Any, row: Any, stride: Any, vector: int) -> Any:
-            offset = builder.add(builder.mul(row, stride), _INT(vector * LANES))
-            return builder.bitcast(builder.gep(base, [offset]), _VECTOR.as_pointer())
+            return builder.bitcast(code(base, row, stride, vector), _VECTOR.as_pointer())
 
         def load(address: Any) -> Any:
             value = builder.load(address)
@@ -92,9 +98,11 @@ def _tile_codegen(rows: int, vectors: int) -> Callable[..., Any]:
                 for total in sums:
                     builder.store(ir.Constant(_VECTOR, None), total)
         with cgutils.for_range(builder, depth) as loop:
-            row = [load(at(b, loop.index, ldb, v)) for v in range(vectors)]
-            for v in range(vectors if rows < TILE_ROWS else 0):
-                _prefetch(builder, at(soon, loop.index, _INT(vectors * LANES), v))
+            row = [
+                load_floats(builder, code(b, loop.index, ldb, v), element) for v in range(vectors)
+            ]
+            for v in range(0, vectors if rows < TILE_ROWS else 0, line_vectors):
+                _prefetch(builder, code(soon, loop.index, _INT(vectors * LANES), v))
             for r in range(rows):
                 offset = builder.add(builder.mul(_INT(r), lda), loop.index)
                 scalar = _broadcast(builder, builder.load(builder.gep(a, [offset])))
