@@ -10,7 +10,14 @@ from torch import Tensor
 
 from hullspeed.arch.mixers import FullAttention, SlidingAttention
 from hullspeed.arch.model import ModelArch
-from hullspeed.kernels.base import AttentionShape, HeadNorms, Kernels, KvPages, RotaryTable
+from hullspeed.kernels.base import (
+    AttentionShape,
+    HeadNorms,
+    Kernels,
+    KvDtype,
+    KvPages,
+    RotaryTable,
+)
 from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.models.particulars import norm_weight, option
 from hullspeed.models.projection import stacked
@@ -64,9 +71,9 @@ class Attention:
 
     kv: KvPages
 
-    def allocate_kv(self, n_pages: int, page_tokens: int) -> None:
+    def allocate_kv(self, n_pages: int, page_tokens: int, dtype: KvDtype = "fp32") -> None:
         """Take fresh pages."""
-        self.kv = self._kernels.allocate_kv(self._shape, n_pages, page_tokens)
+        self.kv = self._kernels.allocate_kv(self._shape, n_pages, page_tokens, dtype)
 
     def __call__(self, h: Tensor, plan: Any) -> Tensor:
         """``[T, H]`` to ``[T, H]``; writes the tokens' keys and values."""

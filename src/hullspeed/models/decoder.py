@@ -14,7 +14,7 @@ from torch import Tensor
 from hullspeed.arch.mixers import FullAttention
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import EngineError
-from hullspeed.kernels.base import Kernels
+from hullspeed.kernels.base import Kernels, KvDtype
 from hullspeed.kernels.batch import Batch
 from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.models.attention import Attention
@@ -123,15 +123,16 @@ class Decoder:
         """Tokens of a page."""
         return self._page_tokens
 
-    def allocate_kv(self, n_pages: int, page_tokens: int = 64) -> None:
+    def allocate_kv(self, n_pages: int, page_tokens: int = 64, dtype: KvDtype = "fp32") -> None:
         """Make room for ``n_pages`` pages in every layer (zeroed; earlier content is dropped).
 
-        A page takes 2 x kv_heads x head_dim x page_tokens float32 in each attention layer.
+        A page takes 2 x kv_heads x head_dim x page_tokens numbers of ``dtype`` in each attention
+        layer, and 2 x kv_heads x page_tokens float32 scales if it is int8 or fp8.
         """
         for mixer in self._attention():
-            mixer.allocate_kv(n_pages, page_tokens)
+            mixer.allocate_kv(n_pages, page_tokens, dtype)
         if self.draft is not None:
-            self.draft.allocate_kv(n_pages, page_tokens)
+            self.draft.allocate_kv(n_pages, page_tokens, dtype)
         self._n_pages, self._page_tokens = n_pages, page_tokens
 
     def allocate_states(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hullspeed.arch.model import Extra, ModelArch
 from hullspeed.errors import EngineError, UnsupportedModelError
-from hullspeed.kernels.base import Kernels, KvPages, Linear, RotaryTable
+from hullspeed.kernels.base import Kernels, KvDtype, KvPages, Linear, RotaryTable
 from hullspeed.kernels.batch import Batch
 from hullspeed.models.attention import PAGE_TOKENS, Attention
 from hullspeed.models.layer import packed_layer
@@ -91,9 +91,9 @@ class DraftHead:
         """Keys and values of the layer."""
         return self._attention.kv
 
-    def allocate_kv(self, n_pages: int, page_tokens: int) -> None:
-        """Take fresh pages, of the decoder's number and size."""
-        self._attention.allocate_kv(n_pages, page_tokens)
+    def allocate_kv(self, n_pages: int, page_tokens: int, dtype: KvDtype = "fp32") -> None:
+        """Take fresh pages, of the decoder's number, size and format."""
+        self._attention.allocate_kv(n_pages, page_tokens, dtype)
         self._bounds |= {"n_pages": n_pages, "page_tokens": page_tokens}
 
     def forward(self, batch: Batch, hidden: Tensor) -> Draft:
