@@ -342,6 +342,8 @@ class CpuKernels:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros of NumPy's, which the system hands out page by page as they are written."""
+    if 0 in shape:
+        return torch.zeros(shape, dtype=dtype)
     bytes_each = torch.empty(0, dtype=dtype).element_size()
     flat = torch.from_numpy(np.zeros(math.prod(shape) * bytes_each, np.uint8))
     return flat.view(dtype).view(shape)
