@@ -16,6 +16,10 @@ _BITS: dict[str, int] = {
     "int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint8": 8, "bool": 8, "int4": 4, "fp4": 4,
 }  # fmt: skip
 
+PER_TOKEN_HEAD = {"int8_per_token_head": "int8", "fp8_per_token_head": "fp8"}
+"""Formats of keys and values with a float32 scale for each token and head, and what they scale."""
+SCALE_BYTES = 4
+
 
 def bytes_per_element(dtype: str) -> Fraction:
     """Exact bytes of one element, e.g. ``Fraction(1, 2)`` for ``int4``.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from hullspeed.arch.dtypes import nbytes
+from hullspeed.arch.dtypes import PER_TOKEN_HEAD, SCALE_BYTES, nbytes
 from hullspeed.arch.tensors import Role, TensorSpec
 
 
@@ -39,6 +39,13 @@ class Mixer(Protocol):
         that follow ``context_tokens`` earlier ones.
         """
         ...
+
+
+def _kv_bytes(vectors: int, head_dim: int, dtype: str) -> int:
+    """Keys or values of heads, each with its scale where the format has one."""
+    if dtype in PER_TOKEN_HEAD:
+        return nbytes(vectors * head_dim, PER_TOKEN_HEAD[dtype]) + vectors * SCALE_BYTES
+    return nbytes(vectors * head_dim, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +92,8 @@ class FullAttention:
             yield TensorSpec(f"{self.module}.sinks", (self.q_heads,), Role.VECTOR)
 
     def kv_bytes(self, context_tokens: int, dtype: str) -> int:
-        """2 (K and V) x kv_heads x head_dim for each token."""
-        return nbytes(2 * self.kv_heads * self.head_dim * context_tokens, dtype)
+        """2 (K and V) x kv_heads x head_dim for each token, and scales if ``dtype`` has them."""
+        return _kv_bytes(2 * self.kv_heads * context_tokens, self.head_dim, dtype)
 
     def state_bytes(self, state_dtype: str, conv_dtype: str, draft_tokens: int = 0) -> int:
         """None."""
@@ -109,7 +116,7 @@ class SlidingAttention(FullAttention):
     def kv_bytes(self, context_tokens: int, dtype: str) -> int:
         """As full attention, but never more than one window."""
         visible = min(context_tokens, self.window_tokens)
-        return nbytes(2 * self.kv_heads * self.head_dim * visible, dtype)
+        return _kv_bytes(2 * self.kv_heads * visible, self.head_dim, dtype)
 
     def flops(self, n_tokens: int, context_tokens: int) -> int:
         """As full attention with each query's visible keys cut at the window."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
-from hullspeed.arch.dtypes import bytes_per_element
+from hullspeed.arch.dtypes import PER_TOKEN_HEAD, bytes_per_element
 from hullspeed.arch.mixers import Mixer
 from hullspeed.arch.model import Layer, ModelArch
 from hullspeed.errors import UnsupportedModelError, UsageError
@@ -21,7 +21,6 @@ _ALIASES = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32",
     "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2",
 }  # fmt: skip
-_SCALED = ("int8_per_token_head", "fp8_per_token_head")
 
 
 def normal_dtype(name: str) -> str:
@@ -32,7 +31,7 @@ def normal_dtype(name: str) -> str:
     """
     short = name.lower().removeprefix("torch.")
     short = _ALIASES.get(short, short)
-    if short not in (*_SCALED, "nvfp4"):
+    if short not in (*PER_TOKEN_HEAD, "nvfp4"):
         bytes_per_element(short)
     return short
 
@@ -131,11 +130,8 @@ def _token_bytes(mixer: Mixer, dtype: str) -> Fraction:
         return Fraction(0)
     if dtype == "nvfp4":
         return Fraction(9, 16) * mixer.kv_bytes(1, "fp8")
-    if dtype in _SCALED:
-        head_dim = getattr(mixer, "head_dim", None)
-        if head_dim is None:
-            raise UsageError(f"{dtype} needs attention heads", seen=mixer.kind, fix="use fp8")
-        return Fraction(mixer.kv_bytes(1, "fp8")) + Fraction(mixer.kv_bytes(1, "fp32"), head_dim)
+    if dtype in PER_TOKEN_HEAD and not hasattr(mixer, "kv_heads"):
+        raise UsageError(f"{dtype} needs attention heads", seen=mixer.kind, fix="use fp8")
     # 16 tokens, so that half-byte formats stay exact
     return (
         Fraction(mixer.kv_bytes(16, dtype), 16)

@@ -25,6 +25,29 @@ from hullspeed.units import MIB
 Z90 = 1.645
 
 
+_KV_FORMATS = {
+    "fp32": "fp32", "fp16": "fp16", "bf16": "bf16",
+    "int8": "int8_per_token_head", "fp8": "fp8_per_token_head",
+}  # fmt: skip
+
+
+def kv_format(kv_dtype: str | None) -> str:
+    """The number format of the engine's ``kv_dtype`` (fp32 unless given), as sizes know it: int8
+    and fp8 have a scale for each token and head.
+
+    Raises:
+        UsageError: for a type that the engine does not have.
+    """
+    name = "fp32" if kv_dtype in (None, "auto") else str(kv_dtype)
+    if name not in _KV_FORMATS:
+        raise UsageError(
+            "the embedded engine has no such KV cache type",
+            seen=name,
+            fix=f"use one of {', '.join(_KV_FORMATS)}",
+        )
+    return _KV_FORMATS[name]
+
+
 def held_weights(arch: ModelArch, weight_dtype: str = "fp16") -> WeightBytes:
     """Bytes of the weights as the engine holds them, whatever the file's format: matrices in
     ``weight_dtype`` (as :func:`hullspeed.memory.held.held_dtype` gives it), vectors in fp32; a tied
@@ -115,7 +138,8 @@ class HullspeedAllocator:
         self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, pool_bytes: int
     ) -> PagePool:
         """Pages of 64 tokens in fp32 unless ``kv_dtype`` says otherwise."""
-        pool = page_pool(arch, _cpu_dtypes(settings), self.profile(settings), pool_bytes)
+        settings = replace(settings, kv_dtype=kv_format(settings.kv_dtype))
+        pool = page_pool(arch, settings, self.profile(settings), pool_bytes)
         # Models without recurrent state are hit at any token: the last page is copied.
         return pool if pool.state_bytes else replace(pool, hit_tokens=1)
 
@@ -126,10 +150,3 @@ class HullspeedAllocator:
             "--max-running": str(budget.max_num_seqs),
             "--max-context": str(budget.max_model_len),
         }
-
-
-def _cpu_dtypes(settings: EngineSettings) -> EngineSettings:
-    """CPU kernels keep KV in fp32 unless told otherwise (numba has no 16-bit arithmetic)."""
-    if settings.kv_dtype is not None:
-        return settings
-    return replace(settings, kv_dtype="fp32")

@@ -10,6 +10,7 @@ from hullspeed.hardware.machine import Machine
 from hullspeed.memory.allocators import allocator
 from hullspeed.memory.budget import EngineSettings, GpuMemory, MemoryStack, PoolPlan
 from hullspeed.memory.layers import kv_dtype_of, state_dtype_of
+from hullspeed.memory.ours import kv_format
 from hullspeed.memory.vllm import VllmAllocator
 from hullspeed.memory.vllm_runtime import resolve_limits
 from hullspeed.plan.model import PlannedModel
@@ -171,8 +172,8 @@ def _by_concurrency(arch: ModelArch, pool: PoolPlan) -> tuple[AtConcurrency, ...
 
 def kv_dtype(arch: ModelArch, settings: EngineSettings) -> str:
     """Number format of the KV cache: asked for, declared by the checkpoint, or the model's own."""
-    if settings.engine == "hullspeed" and settings.kv_dtype is None:
-        return "fp32"
+    if settings.engine == "hullspeed":
+        return kv_format(settings.kv_dtype)
     return kv_dtype_of(arch, settings.kv_dtype)
 
 

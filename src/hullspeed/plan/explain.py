@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import msgspec
 
-from hullspeed.arch.dtypes import bytes_per_element
+from hullspeed.arch.dtypes import PER_TOKEN_HEAD, SCALE_BYTES, bytes_per_element
 from hullspeed.arch.mixers import FullAttention, GatedDeltaNet, Mixer, SlidingAttention
 from hullspeed.arch.model import ModelArch
 from hullspeed.memory.budget import MemoryItem, MemoryStack, PoolPlan
@@ -33,7 +33,8 @@ class Derivation(msgspec.Struct, frozen=True, kw_only=True):
 
 def kv_formula(arch: ModelArch, dtype: str) -> str:
     """KV bytes of one token, layer kind by layer kind, in numbers."""
-    size = bytes_per_element(dtype)
+    scaled = dtype in PER_TOKEN_HEAD
+    size = bytes_per_element(PER_TOKEN_HEAD.get(dtype, dtype))
     parts = []
     for mixer, n_layers in _counted(arch):
         if isinstance(mixer, SlidingAttention):
@@ -42,10 +43,10 @@ def kv_formula(arch: ModelArch, dtype: str) -> str:
                 f"0 for each further token"
             )
         elif isinstance(mixer, FullAttention):
-            parts.append(
-                f"{n_layers} layers x 2 (K, V) x {mixer.kv_heads} KV heads x {mixer.head_dim} x "
-                f"{_number(size)} B"
-            )
+            head = f"{mixer.head_dim} x {_number(size)} B"
+            if scaled:
+                head = f"({head} + {SCALE_BYTES} B scale)"
+            parts.append(f"{n_layers} layers x 2 (K, V) x {mixer.kv_heads} KV heads x {head}")
         elif mixer.kv_bytes(1, dtype):
             per_layer = mixer.kv_bytes(2, dtype) - mixer.kv_bytes(1, dtype)
             parts.append(f"{n_layers} {mixer.kind} layers x {per_layer} B")

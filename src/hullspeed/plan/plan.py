@@ -299,4 +299,7 @@ def _flags(case: Case, stack: MemoryStack, pool: PoolPlan, capacity: Capacity) -
     )
     if pool.pool_bytes <= 0:
         return {}
-    return allocator(settings.engine).knobs(budget)
+    flags = allocator(settings.engine).knobs(budget)
+    if settings.engine == "hullspeed" and settings.kv_dtype is not None:
+        flags["--kv-dtype"] = settings.kv_dtype
+    return flags

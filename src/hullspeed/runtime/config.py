@@ -9,6 +9,7 @@ import msgspec
 
 WeightDtype = Literal["native", "fp16", "fp32"]
 CacheName = Literal["segment", "align", "prompt_end", "lru", "hash", "none"]
+KvDtype = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 StateStore = Literal["fp32", "bf16", "int8"]
 EvictionName = Literal["lru", "density"]
 KernelsName = Literal["cpu", "ref"]
@@ -24,6 +25,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             are, on processors with AVX-512 VNNI; the rest as ``fp16``), ``fp16`` or ``fp32``.
         kernels: ``cpu`` (FBGEMM and numba) or ``ref`` (plain torch: slow, for truth).
         threads: Compute threads; ``None`` takes the cores this process may use.
+        kv_dtype: How keys and values are kept: ``int8`` and ``fp8`` (e4m3) with a scale for each
+            token and head.
         kv_budget_bytes: Memory for KV pages; ``None`` takes half of what is free after loading,
             at most what ``max_running`` full contexts need. Recurrent states are part of it.
         state_share: Share of that memory for recurrent states, in models that have them; those
@@ -44,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     weight_dtype: WeightDtype = "native"
     kernels: KernelsName = "cpu"
     threads: int | None = None
+    kv_dtype: KvDtype = "fp32"
     kv_budget_bytes: int | None = None
     state_share: float = 0.4
     state_store: StateStore = "fp32"

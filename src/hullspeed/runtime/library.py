@@ -23,6 +23,7 @@ from hullspeed.runtime.config import (
     EngineConfig,
     EvictionName,
     KernelsName,
+    KvDtype,
     StateStore,
     WeightDtype,
 )
@@ -51,6 +52,7 @@ class EngineOptions(TypedDict, total=False):
     weight_dtype: WeightDtype
     kernels: KernelsName
     threads: int | None
+    kv_dtype: KvDtype
     kv_budget_bytes: int | None
     state_share: float
     state_store: StateStore

@@ -85,7 +85,7 @@ def build_engine(
     )
     progress("weights", 1.0)
     room = plan_room(config, arch, context_tokens, detect_machine().available_bytes)
-    decoder.allocate_kv(room.n_pages, config.page_tokens)
+    decoder.allocate_kv(room.n_pages, config.page_tokens, config.kv_dtype)
     if config.state_store == "fp32":
         decoder.allocate_states(room.n_state_slots)
     else:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from hullspeed.arch.mixers import FullAttention, GatedDeltaNet
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import CapacityError, UsageError
+from hullspeed.memory.ours import kv_format
 from hullspeed.runtime.config import EngineConfig
 from hullspeed.units import format_bytes
 
-_DTYPE_BYTES = 4  # both back ends keep float32
 _STATES_PER_RUNNING = 8  # unless a budget is given: what one conversation's checkpoints may take
 
 
@@ -44,7 +44,7 @@ def plan_room(
     """
     if not 0 < config.state_share < 1:
         raise UsageError("state_share must lie between 0 and 1", seen=config.state_share)
-    page_bytes = page_size(arch, config.page_tokens)
+    page_bytes = page_size(arch, config.page_tokens, config.kv_dtype)
     state_bytes = arch.state_bytes("fp32", "fp32")
     given = config.kv_budget_bytes
     budget = available_bytes // 2 if given is None else given
@@ -59,13 +59,12 @@ def plan_room(
     return Room(n_pages, page_bytes, n_slots, state_bytes, n_stored, each)
 
 
-def page_size(arch: ModelArch, page_tokens: int) -> int:
+def page_size(arch: ModelArch, page_tokens: int, kv_dtype: str = "fp32") -> int:
     """Bytes of a page over all layers. A layer with a window keeps a page as long as the others
     do: they share one page table.
     """
     attention = (layer.mixer for layer in arch.layers if isinstance(layer.mixer, FullAttention))
-    width = sum(2 * mixer.kv_heads * mixer.head_dim for mixer in attention)
-    return width * page_tokens * _DTYPE_BYTES
+    return page_tokens * sum(mixer.kv_bytes(1, kv_format(kv_dtype)) for mixer in attention)
 
 
 def stored_size(arch: ModelArch, dtype: str) -> int:
