@@ -14,6 +14,7 @@ import uvloop
 from hullspeed.server.engine import Engine
 from hullspeed.server.lifecycle import Web, bind, web_config
 from hullspeed.server.metrics import Metrics
+from hullspeed.server.recording import Recorder
 from hullspeed.server.service import Service, Texts
 from hullspeed.server.settings import ServerSettings
 from support.fake_engine import FakeLink, byte_texts
@@ -28,12 +29,14 @@ class LiveServer:
         make_link: Callable[[], FakeLink],
         texts: Callable[[], Texts],
         max_waiting: int,
+        recorder: Recorder | None = None,
     ) -> None:
         self.settings = settings
         self.links: list[FakeLink] = []
         self._make_link = make_link
         self._texts = texts
         self._max_waiting = max_waiting
+        self._recorder = recorder
         self._listener = bind(settings)
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -79,7 +82,7 @@ class LiveServer:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         engine = Engine(self._next_link, self.settings, max_waiting=self._max_waiting)
-        self.service = Service(self.settings, engine, ("fake",), Metrics())
+        self.service = Service(self.settings, engine, ("fake",), Metrics(), self._recorder)
         self.service.texts = self._texts()
         web = Web(web_config(self.service, self.settings))
         living = asyncio.create_task(engine.run())
@@ -104,9 +107,10 @@ def live_server(
     link: Callable[[], FakeLink] = FakeLink,
     texts: Callable[[], Texts] = byte_texts,
     max_waiting: int = 1024,
+    recorder: Recorder | None = None,
 ) -> Iterator[LiveServer]:
     """A server for the ``with`` block."""
-    server = LiveServer(settings or ServerSettings(port=0), link, texts, max_waiting)
+    server = LiveServer(settings or ServerSettings(port=0), link, texts, max_waiting, recorder)
     server.start()
     try:
         yield server

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from hullspeed.errors import UsageError
 from hullspeed.units import parse_bytes
 
 
@@ -35,6 +36,9 @@ def serve(
     max_connections: int = 4096,
     allowed_host: Annotated[tuple[str, ...], Parameter(name="--allowed-host")] = (),
     public_metrics: Annotated[bool, Parameter(name="--public-metrics")] = False,
+    record: str | None = None,
+    record_salt: str = "",
+    record_limit: str = "256MiB",
     engine: str = "hullspeed",
     override: Annotated[tuple[str, ...], Parameter(name="--override", negative="")] = (),
     print_config: Annotated[bool, Parameter(name="--print-config")] = False,
@@ -94,6 +98,14 @@ def serve(
         Further host name that a server without keys answers to; may be given more than once.
     public_metrics
         Serve /metrics without a key.
+    record
+        New file to write the requests to as a workload for ``hullspeed simulate --trace``: times,
+        token counts and salted prefix hashes, no text.
+    record_salt
+        Of the hashes, at least 16 characters: records of the same salt can be compared. Drawn anew
+        unless given; better in HULLSPEED_SERVE_RECORD_SALT.
+    record_limit
+        Recording stops when the file has so many bytes.
     engine
         hullspeed, the embedded engine; vllm, sglang, trtllm or transformers hand over to
         ``hullspeed launch`` with its defaults.
@@ -107,6 +119,8 @@ def serve(
     from hullspeed.runtime.config import EngineConfig
     from hullspeed.server.settings import ServerSettings
 
+    if engine != "hullspeed" and record is not None:
+        raise UsageError("--record is the embedded engine's", seen=f"--engine {engine}")
     if engine != "hullspeed":
         from hullspeed.cli.launch import launch
 
@@ -138,6 +152,9 @@ def serve(
         max_body_bytes=parse_bytes(max_body),
         max_connections=max_connections,
         drain_seconds=drain_seconds,
+        record=record,
+        record_salt=record_salt,
+        record_limit_bytes=parse_bytes(record_limit),
     )
     if print_config:
         chosen = dict(locals())
@@ -151,7 +168,8 @@ def serve(
 _REPRODUCES = (
     "model", "host", "port", "served_name", "threads", "max_running", "max_waiting", "step_tokens",
     "page_tokens", "kv_budget", "max_context", "weight_dtype", "kernels", "cache", "eviction",
-    "drain_seconds", "max_body", "max_connections", "allowed_host", "public_metrics", "engine",
+    "drain_seconds", "max_body", "max_connections", "allowed_host", "public_metrics", "record",
+    "record_limit", "engine",
 )  # fmt: skip
 
 

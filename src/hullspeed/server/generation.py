@@ -15,6 +15,7 @@ from hullspeed.server.engine import Engine
 from hullspeed.server.errors import ApiError
 from hullspeed.server.metrics import Metrics
 from hullspeed.server.policy import Job
+from hullspeed.server.recording import Recorder
 from hullspeed.text.stream import TextStream
 from hullspeed.text.tokenizer import Tokenizer
 
@@ -65,6 +66,7 @@ class Completion:
         "prompt_tokens",
         "queue_s",
         "text",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +81,7 @@ class Completion:
         self.last_s = 0.0
         self.queue_s = 0.0
         self.text = text
+        self.tokens: list[int] = []  # of the output, where it is recorded
         self.ended = False
         self._generation = generation
 
@@ -97,6 +100,8 @@ class Completion:
             else:
                 metrics.itl_s.observe((now_s - self.last_s) / n_tokens, n_tokens)
             self.last_s = now_s
+            if self._generation.recorder is not None:
+                self.tokens += delta.tokens
         self._generation.push(self, delta)
 
 
@@ -106,6 +111,7 @@ class Generation:
     Args:
         arrival_s: When the request came in (``time.monotonic``).
         on_close: Called once when nothing more will be read from it.
+        recorder: Told of each completion that ended.
     """
 
     def __init__(
@@ -117,10 +123,12 @@ class Generation:
         *,
         arrival_s: float,
         on_close: Callable[[Generation], None],
+        recorder: Recorder | None = None,
     ) -> None:
         self.job = job
         self.metrics = metrics
         self.arrival_s = arrival_s
+        self.recorder = recorder
         self._engine = engine
         self._tokenizer = tokenizer
         self._on_close = on_close
@@ -173,8 +181,11 @@ class Generation:
             sampling=sampling,
             priority=job.priority,
             salt=job.salt,
-            checkpoints=job.checkpoints[prompt_index] if job.checkpoints else (),
+            checkpoints=self._checkpoints(prompt_index),
         )
+
+    def _checkpoints(self, prompt_index: int) -> tuple[int, ...]:
+        return self.job.checkpoints[prompt_index] if self.job.checkpoints else ()
 
     def _count_start(self) -> None:
         metrics, job = self.metrics, self.job
@@ -264,6 +275,7 @@ class Generation:
     def _end(self, completion: Completion, reason: str) -> None:
         completion.ended = True
         self._live -= 1
+        self._record(completion, reason)
         metrics = self.metrics
         metrics.finished[reason] += 1
         if completion.first_s is None:
@@ -278,6 +290,20 @@ class Generation:
         metrics.request_generation_tokens.observe(completion.output_tokens)
         if completion.output_tokens > 1:
             metrics.tpot_s.observe(decode_s / (completion.output_tokens - 1))
+
+    def _record(self, completion: Completion, reason: str) -> None:
+        if self.recorder is None:
+            return
+        job, index = self.job, completion.index // self.job.sampling.n
+        self.recorder.note(
+            job.prompts[index],
+            completion.tokens,
+            arrival_s=self.arrival_s,
+            salt=job.salt,
+            checkpoints=self._checkpoints(index),
+            cached_tokens=completion.cached_tokens,
+            end=reason,
+        )
 
     @property
     def usage(self) -> Usage:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import NamedTuple
 
 import uvicorn
@@ -21,6 +22,7 @@ from hullspeed.server.connection import guarded_protocol
 from hullspeed.server.engine import Engine, EngineLink
 from hullspeed.server.generation import cut_by_shutdown
 from hullspeed.server.metrics import Metrics
+from hullspeed.server.recording import Recorder
 from hullspeed.server.service import Service, Texts
 from hullspeed.server.settings import ServerSettings
 
@@ -66,9 +68,20 @@ def serve(
     """
     settings.check()
     listener = bind(settings)
-    life = _Life(settings, listener, name, max_waiting, links)
+    recorder = _recorder(settings)
+    life = _Life(settings, listener, name, max_waiting, links, recorder)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(life.run(texts, announce))
+
+
+def _recorder(settings: ServerSettings) -> Recorder | None:
+    if settings.record is None:
+        return None
+    return Recorder(
+        Path(settings.record),
+        salt=settings.record_salt,
+        limit_bytes=settings.record_limit_bytes,
+    )
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -108,7 +121,9 @@ class _Life:
         name: str,
         max_waiting: int,
         links: Callable[[], EngineLink],
+        recorder: Recorder | None,
     ) -> None:
+        self._recorder = recorder
         self._settings = settings
         self._listener = listener
         self._name = name
@@ -119,7 +134,7 @@ class _Life:
         """Everything, in order."""
         stop, now = self._signals()
         engine = Engine(self._links, self._settings, max_waiting=self._max_waiting)
-        service = Service(self._settings, engine, (self._name,), Metrics())
+        service = Service(self._settings, engine, (self._name,), Metrics(), self._recorder)
         web = Web(web_config(service, self._settings))
         serving = asyncio.create_task(web.serve([self._listener]))
         living = asyncio.create_task(engine.run())

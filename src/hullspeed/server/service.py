@@ -14,6 +14,7 @@ from hullspeed.server.errors import ApiError
 from hullspeed.server.generation import Generation, cut_by_shutdown
 from hullspeed.server.metrics import Metrics
 from hullspeed.server.policy import Job, RequestPolicy
+from hullspeed.server.recording import Recorder
 from hullspeed.server.settings import ServerSettings
 from hullspeed.text.chat import ChatFormat
 from hullspeed.text.checkpoints import MarkedPrompt
@@ -52,10 +53,16 @@ class Service:
     Args:
         names: Names the model answers to; the first is the one it reports.
         metrics: Where everything is counted.
+        recorder: Where requests are written down as a workload, if anywhere.
     """
 
     def __init__(
-        self, settings: ServerSettings, engine: Engine, names: Sequence[str], metrics: Metrics
+        self,
+        settings: ServerSettings,
+        engine: Engine,
+        names: Sequence[str],
+        metrics: Metrics,
+        recorder: Recorder | None = None,
     ) -> None:
         self.settings = settings
         self.engine = engine
@@ -64,6 +71,7 @@ class Service:
         self.texts: Texts | None = None
         self.draining = False
         self.cut = 0
+        self._recorder = recorder
         self._live: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -142,6 +150,7 @@ class Service:
                 self.metrics,
                 arrival_s=arrival_s,
                 on_close=self._forget,
+                recorder=self._recorder,
             )
         except ApiError as error:
             self.metrics.rejected[error.code] += 1
@@ -225,6 +234,8 @@ class Service:
     def close(self) -> None:
         """End the helpers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._recorder is not None:
+            self._recorder.close()
         if self.texts is not None and self.texts.chat is not None:
             self.texts.chat.template.close()
 

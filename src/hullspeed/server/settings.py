@@ -35,6 +35,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         hang_limit_s: An engine silent for longer is killed and started again.
         max_restarts: Engine restarts within ``restart_window_s`` before giving up.
         restart_delay_s: Wait before the first restart; doubles with each further one.
+        record: New file for a workload of the requests served; none unless given.
+        record_salt: Of its prefix hashes; drawn anew unless given. Kept out of ``repr`` too.
+        record_limit_bytes: Recording stops there.
     """
 
     host: str = "127.0.0.1"
@@ -58,6 +61,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int = 5
     restart_window_s: float = 600.0
     restart_delay_s: float = 0.5
+    record: str | None = None
+    record_salt: str = ""
+    record_limit_bytes: int = 256 * MIB
 
     def __repr__(self) -> str:
         return f"ServerSettings(host={self.host!r}, port={self.port}, keys={len(self.api_keys)})"
@@ -82,6 +88,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
                 "listening beyond this machine needs an API key",
                 seen=self.host,
                 fix="pass --api-key or set HULLSPEED_API_KEY, or listen on 127.0.0.1",
+            )
+        if self.record_salt and len(self.record_salt) < 16:
+            raise UsageError(
+                "--record-salt must be at least 16 characters",
+                seen=f"{len(self.record_salt)} characters",
+                fix="leave it out, or make one with: openssl rand -hex 16",
             )
         if self.drain_seconds < 0:
             raise UsageError(

@@ -21,7 +21,7 @@ from hullspeed.twin.engine import EngineModel
 from hullspeed.twin.played import Moment, Played, Served
 from hullspeed.twin.scheduler import LazyStep, TwinScheduler
 from hullspeed.twin.timing import StepTimer
-from hullspeed.twin.workload import Session, Turn, Workload
+from hullspeed.twin.workload import Session, Turn, Workload, spelled
 
 _SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True)
 _RESULT = StepResult([])
@@ -150,7 +150,7 @@ class Player:
             arrival_s=self._now_s,
             checkpoints=turn.checkpoints,
         )
-        self._scheduler.filler[request_id] = turn.answer
+        self._scheduler.filler[request_id] = spelled(turn.said) if turn.said else turn.answer
         if turn.measured and self._first_s is None:
             self._first_s = flight.sent_s
         try:

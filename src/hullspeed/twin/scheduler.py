@@ -82,7 +82,8 @@ class _Decoding:
 class TwinScheduler(Scheduler):
     """See the module.
 
-    Output tokens are all ``filler[id]`` and end nothing: a request ends by its length.
+    Output tokens are ``filler[id]``, one number for all or a list, and end nothing: a request ends
+    by its length.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class TwinScheduler(Scheduler):
             placement=placement,
         )
         self.policy = policy or Policy()
-        self.filler: dict[int, int] = {}
+        self.filler: dict[int, int | list[int]] = {}
         self.times: dict[int, list[float | tuple[int, int]]] = {}
         self.round_s = array("d")
         self._lazy: dict[int, _Decoding] = {}
@@ -241,7 +242,15 @@ class TwinScheduler(Scheduler):
         outputs.append(self._take_token(sequence, self._sampled(sequence), now))
 
     def _sampled(self, sequence: Sequence) -> Sampled:
-        return Sampled(self.filler.get(sequence.id, 0))
+        return Sampled(self._next_tokens(sequence, 1)[0])
+
+    def _next_tokens(self, sequence: Sequence, n_tokens: int) -> list[int]:
+        """What ``sequence`` says next."""
+        filler = self.filler.get(sequence.id, 0)
+        if isinstance(filler, int):
+            return [filler] * n_tokens
+        done = sequence.output_tokens
+        return filler[done : done + n_tokens]
 
     # -- decoding together ---------------------------------------------------------------------
 
@@ -280,7 +289,7 @@ class TwinScheduler(Scheduler):
         self._eager[sequence.id] = sequence
         sequence.computed = decoding.computed + rounds
         self._lazy_computed -= sequence.computed
-        sequence.tokens += [self.filler.get(sequence.id, 0)] * (rounds - n_unknown)
+        sequence.tokens += self._next_tokens(sequence, rounds - n_unknown)
         if rounds:
             self.times.setdefault(sequence.id, []).append((decoding.since, len(self.round_s)))
 

@@ -8,7 +8,7 @@ benchmark scripts take it), ``custom`` (JSONL of prompts, likewise) and ``hullsp
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +17,14 @@ import msgspec
 
 from hullspeed.errors import UsageError
 from hullspeed.twin.datasets import custom, sharegpt
+from hullspeed.twin.recorded import Blocks
 from hullspeed.twin.rows import Row, csv_rows, jsonl_rows
 from hullspeed.twin.workload import Contents, Part, Session, Turn, Workload, of_turns, total_tokens
 
 MOONCAKE_BLOCK_TOKENS = 512
 WEKA_BLOCK_TOKENS = 64
+OWN_CONTENTS = 1 << 40
+"""Content numbers in files are smaller; those that a reader makes up start here."""
 
 
 def load_trace(path: Path, kind: str) -> Workload:
@@ -96,7 +99,7 @@ def spread(times_s: list[float]) -> list[float]:
 
 def _mooncake(path: Path) -> Workload:
     turns, times = [], []
-    contents = Contents(1 << 40)
+    contents = Contents(OWN_CONTENTS)
     for row in jsonl_rows(path):
         times.append(row.number_of("timestamp") / 1e3)
         n_tokens = row.tokens("input_length")
@@ -107,7 +110,7 @@ def _mooncake(path: Path) -> Workload:
                 f"{n_tokens} tokens need {blocks} hash_ids",
                 seen=len(hashes) if isinstance(hashes, list) else hashes,
             )
-        if not all(isinstance(h, int) and 0 <= h < 1 << 40 for h in hashes):
+        if not all(isinstance(h, int) and 0 <= h < OWN_CONTENTS - 1 for h in hashes):
             raise row.wrong("hash_ids are whole numbers", seen=hashes[:8])
         parts = [Part(h + 1, MOONCAKE_BLOCK_TOKENS) for h in hashes]
         parts[-1] = Part(parts[-1].content, n_tokens - (blocks - 1) * MOONCAKE_BLOCK_TOKENS)
@@ -216,16 +219,26 @@ def _beginning(turns: list[Turn], n_tokens: int) -> tuple[Part, ...]:
 
 def _ours(path: Path) -> Workload:
     """``{"at_s", "isl", "osl", "session", "wait_s", "checkpoints"}``, and what prompts share as
-    ``"prompt": [[content, tokens], ...]`` or as ``"blocks": [hash, ...]`` of ``"block_tokens"``
-    tokens (equal hash: equal prefix up to the block's end), as a server may record it. Rows of one
-    session follow each other, the first one starts it.
+    ``"prompt": [[content, tokens], ...]`` (outputs: ``"answer"`` or ``"said"``) or as the
+    ``"blocks"`` that ``hullspeed serve --record`` writes. Rows of one session follow each other,
+    the first one starts it. A recorded request that ended without a token is left out: how far its
+    prompt was computed is not known.
     """
     sessions: dict[str, list[Turn]] = {}
     starts: dict[str, float] = {}
-    contents = Contents(1 << 40)
-    blocks: dict[str, int] = {}
+    contents = Contents(OWN_CONTENTS)
+    blocks = Blocks(contents)
     for row in jsonl_rows(path):
-        prompt = _blocks(row, blocks, contents) if "blocks" in row.fields else _parts(row, contents)
+        said: tuple[Part, ...] = ()
+        if "blocks" in row.fields:
+            prompt, said = blocks.read(row)
+            if row.fields.get("osl") == 0:
+                continue
+        else:
+            prompt = _parts(row, contents)
+            said = _pairs(row, "said") if "said" in row.fields else ()
+            if said and total_tokens(said) != row.tokens("osl"):
+                raise row.wrong("said is not osl tokens", seen=total_tokens(said))
         name = str(row.fields.get("session", f"row {row.number}"))
         isl = total_tokens(prompt)
         places = row.fields.get("checkpoints", [isl])
@@ -240,40 +253,25 @@ def _ours(path: Path) -> Workload:
             Turn(
                 prompt=prompt,
                 osl_tokens=row.tokens("osl"),
-                answer=row.tokens("answer") if "answer" in row.fields else contents.new(),
+                answer=_content(row) if "answer" in row.fields else contents.new(),
                 wait_s=row.number_of("wait_s") if "wait_s" in row.fields else 0.0,
                 checkpoints=tuple(sorted(places)),
+                said=said,
             )
         )
-    return Workload(
-        name=path.stem,
-        sessions=tuple(
-            Session(turns=tuple(turns), at_s=starts[name]) for name, turns in sessions.items()
-        ),
-    )
-
-
-def _blocks(row: Row, known: dict[str, int], contents: Contents) -> tuple[Part, ...]:
-    """Whole blocks by their hashes, then what is left of the prompt, which nobody shares."""
-    hashes, isl = row.get("blocks"), row.tokens("isl")
-    size = row.tokens("block_tokens")
-    if not isinstance(hashes, list) or not all(isinstance(h, str | int) for h in hashes):
-        raise row.wrong("blocks is a list of hashes", seen=hashes)
-    if len(hashes) * size > isl:
-        raise row.wrong(f"{len(hashes)} blocks of {size} are more than isl", seen=isl)
-    parts = []
-    for text in map(str, hashes):
-        if text not in known:
-            known[text] = contents.new()
-        parts.append(Part(known[text], size))
-    left = isl - len(hashes) * size
-    return (*parts, Part(contents.new(), left)) if left else tuple(parts)
+    found = [Session(turns=tuple(turns), at_s=starts[name]) for name, turns in sessions.items()]
+    # A server writes a request when it ends, which need not be the order in which they came.
+    return Workload(name=path.stem, sessions=tuple(sorted(found, key=lambda s: s.at_s)))
 
 
 def _parts(row: Row, contents: Contents) -> tuple[Part, ...]:
     if "prompt" not in row.fields:
         return (Part(contents.new(), row.tokens("isl")),)
-    pairs = row.get("prompt")
+    return _pairs(row, "prompt")
+
+
+def _pairs(row: Row, name: str) -> tuple[Part, ...]:
+    pairs = row.get(name)
     good = isinstance(pairs, list) and pairs and all(
         isinstance(pair, list)
         and len(pair) == 2
@@ -281,13 +279,25 @@ def _parts(row: Row, contents: Contents) -> tuple[Part, ...]:
         for pair in pairs
     )  # fmt: skip
     if not good:
-        raise row.wrong("prompt is a list of [content, tokens] pairs, both above 0", seen=pairs)
+        raise row.wrong(f"{name} is a list of [content, tokens] pairs, both above 0", seen=pairs)
     return tuple(Part(content, n_tokens) for content, n_tokens in pairs)
+
+
+def _content(row: Row) -> int:
+    number = row.get("answer")
+    if not isinstance(number, int) or not 0 < number < OWN_CONTENTS:
+        raise row.wrong("answer is a content number, above 0", seen=number)
+    return number
 
 
 def write_trace(workload: Workload, path: Path) -> None:
     """Write our own format, which :func:`load_trace` reads back."""
     lines = []
+    number_of = _file_numbers(workload)
+
+    def pairs(parts: Iterable[Part]) -> list[list[int]]:
+        return [[number_of(part.content), part.n_tokens] for part in parts]
+
     for number, session in enumerate(workload.sessions):
         for index, turn in enumerate(session.turns):
             row: dict[str, object] = {"session": str(number)}
@@ -296,13 +306,28 @@ def write_trace(workload: Workload, path: Path) -> None:
             if turn.wait_s:
                 row["wait_s"] = turn.wait_s
             row |= {
-                "prompt": [list(part) for part in turn.prompt],
+                "prompt": pairs(turn.prompt),
                 "osl": turn.osl_tokens,
-                "answer": turn.answer,
+                "answer": number_of(turn.answer),
                 "checkpoints": list(turn.checkpoints),
             }
+            if turn.said:
+                row["said"] = pairs(turn.said)
             lines.append(msgspec.json.encode(row).decode())
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _file_numbers(workload: Workload) -> Callable[[int], int]:
+    """Content numbers as they are, and after them those that a reader made up."""
+    used: dict[int, None] = {}
+    for session in workload.sessions:
+        for turn in session.turns:
+            used.update((part.content, None) for part in (*turn.prompt, *turn.said))
+            used[turn.answer] = None
+    kept = max((number for number in used if number < OWN_CONTENTS), default=0)
+    made_up = [number for number in used if number >= OWN_CONTENTS]
+    renamed = {number: kept + place for place, number in enumerate(made_up, 1)}
+    return lambda number: renamed.get(number, number)
 
 
 FORMATS: dict[str, Callable[[Path], Workload]] = {

@@ -29,6 +29,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         prompt: The whole prompt, earlier turns included.
         osl_tokens: Output length, exact.
         answer: Content number of the output.
+        said: The output in parts, where it is not all ``answer``: what a later prompt repeats of
+            it may part from it anywhere.
         wait_s: From the end of the turn before (or the session's start) to this request.
         checkpoints: Prompt positions at which a hybrid model's state is worth saving.
         measured: Whether it counts (warm-up requests do not).
@@ -40,6 +42,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
     checkpoints: tuple[int, ...] = ()
     measured: bool = True
+    said: tuple[Part, ...] = ()
 
     @property
     def isl_tokens(self) -> int:
@@ -48,10 +51,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     def tokens(self) -> list[int]:
         """The prompt, a number for each token."""
-        tokens: list[int] = []
-        for content, n_tokens in self.prompt:
-            tokens += [content] * n_tokens
-        return tokens
+        return spelled(self.prompt)
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +106,29 @@ class Contents:
         """A number for content not seen before."""
         self._next += 1
         return self._next - 1
+
+
+def spelled(parts: Iterable[Part]) -> list[int]:
+    """Some parts, a number for each token."""
+    tokens: list[int] = []
+    for content, n_tokens in parts:
+        tokens += [content] * n_tokens
+    return tokens
+
+
+def cut(parts: Iterable[Part], n_tokens: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """The first ``n_tokens`` tokens of some parts (fewer if there are fewer), and the rest."""
+    head: list[Part] = []
+    tail: list[Part] = []
+    left = n_tokens
+    for content, size in parts:
+        taken = min(size, left)
+        left -= taken
+        if taken:
+            head.append(Part(content, taken))
+        if size > taken:
+            tail.append(Part(content, size - taken))
+    return tuple(head), tuple(tail)
 
 
 def total_tokens(parts: Sequence[Part]) -> int:
