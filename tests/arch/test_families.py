@@ -91,7 +91,7 @@ _CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {**_TEXT, "head_dim": 16}),
     "qwen3": ("qwen3", _TEXT),
     "qwen3_moe": ("qwen3_moe", {**_TEXT, **_MOE, "mlp_only_layers": [1]}),
-    "qwen3_next": ("qwen3_next", {**_TEXT, **_GDN, **_SHARED}),
+    "qwen3_next": ("qwen3_next", {**_TEXT, **_GDN, **_SHARED, "mtp_num_hidden_layers": 0}),
     "qwen3_5_text": ("qwen3_5_text", {**_TEXT, **_GDN}),
     "qwen3_5": (
         "qwen3_5",

@@ -229,6 +229,29 @@ def test_the_embedded_engine_counts_its_own_copies(shapes: Shapes) -> None:
         held_weights(arch, "int3")
 
 
+def test_the_embedded_engine_counts_a_draft_layer_only_when_it_drafts(shapes: Shapes) -> None:
+    arch = shapes("qwen3.5-27b")
+    weights = held_weights(arch)
+    layer = 2 * sum(t.elements for t in arch.extras[0].tensors if len(t.shape) == 2)
+    assert weights.mtp == pytest.approx(layer, rel=1e-3)
+    machine = GpuMemory(name="this machine", total_bytes=256 * GIB, baseline_bytes=2 * GIB)
+    plans = [
+        plan_memory(
+            arch,
+            machine,
+            EngineSettings(engine="hullspeed", max_model_len=4096, draft_tokens=n),
+            weights,
+        )
+        for n in (0, 1)
+    ]
+    held = [
+        sum(item.bytes for item in plan.stack.items if item.term is Term.WEIGHTS) for plan in plans
+    ]
+    assert held == [weights.decoder, weights.decoder + weights.mtp]
+    kv = [plan.pool.bytes_per_request(4096) - plan.pool.state_bytes for plan in plans]
+    assert kv[1] * 16 >= kv[0] * 17  # 16 layers of attention, and the draft's
+
+
 @pytest.mark.parametrize(
     "bad",
     [

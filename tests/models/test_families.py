@@ -18,6 +18,7 @@ from hullspeed.models.decoder import Decoder
 from hullspeed.models.load import load_decoder
 from hullspeed.models.support import check_supported, skipped_parts
 from hullspeed.sources.files import from_folder
+from hullspeed.units import format_bytes
 from support.families import FAMILIES, HYBRIDS, VOCAB, write_family
 
 N_PAGES, PAGE_TOKENS, N_SLOTS = 24, 64, 20
@@ -226,7 +227,10 @@ def test_vision_weights_are_skipped_and_said_so(tmp_path: Path) -> None:
     module = hf.Qwen3_5ForConditionalGeneration(config).float().eval()
     module.save_pretrained(tmp_path / "both")
     decoder = load(tmp_path / "both", "cpu")
-    assert skipped_parts(decoder.arch) == ("the vision tower (images are refused)",)
+    (said,) = skipped_parts(decoder.arch)
+    names = [name for name in module.state_dict() if ".visual." in name]
+    size = sum(4 * module.state_dict()[name].numel() for name in names)
+    assert said == f"{len(names)} vision tensors ({format_bytes(size)}; images are refused)"
     tokens = some_tokens(20)
     got = decoder.forward(every_row([Walk(tokens, [0], 0).span(20)]))
     with torch.inference_mode():

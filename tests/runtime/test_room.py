@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hullspeed.arch.families.common import mtp
 from hullspeed.arch.mixers import FullAttention, GatedDeltaNet, SlidingAttention
 from hullspeed.arch.mlps import DenseMlp
 from hullspeed.arch.model import Layer, ModelArch, Rope
@@ -58,6 +61,19 @@ def test_a_layer_with_a_window_keeps_pages_too() -> None:
     each = 2 * 64 * 16 * 4
     assert page_size(arch_of(ATTENTION), 16) == each
     assert page_size(arch_of(ATTENTION, window, DELTA), 16) == 2 * each
+
+
+def test_a_draft_layer_keeps_pages_when_it_is_loaded() -> None:
+    layer = Layer(ATTENTION, DenseMlp(intermediate=64))
+    arch = replace(arch_of(ATTENTION, DELTA), extras=(mtp(64, (layer,)),))
+    each = 2 * 64 * 16 * 4
+    assert page_size(arch, 16) == each
+    assert page_size(arch, 16, draft=True) == 2 * each
+    rooms = [
+        plan_room(EngineConfig(model="m", max_running=3, draft=draft), arch, 640, 10**9)
+        for draft in ("none", "mtp")
+    ]
+    assert rooms[1].page_bytes == 2 * rooms[0].page_bytes
 
 
 def hybrid_room(available_bytes: int, **options: object) -> Room:

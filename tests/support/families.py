@@ -102,13 +102,13 @@ def write_family(folder: Path, family: str, *, seed: int = 3, **changes: Any) ->
     module = getattr(hf, f"{prefix}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            _fill(name, parameter)
+            fill(name, parameter)
     module.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     return module
 
 
-def _fill(name: str, parameter: torch.Tensor) -> None:
+def fill(name: str, parameter: torch.Tensor) -> None:
     """Wide weights: clear winners. Norms and biases that are not 1 and 0, so that leaving one out
     shows; states that neither vanish nor grow.
     """

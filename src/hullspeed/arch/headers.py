@@ -74,20 +74,35 @@ def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelA
 def _with_expert_layout(arch: ModelArch, names: Mapping[str, StoredTensor]) -> ModelArch:
     """Experts one by one or fused, as the files have them: transformers 5 writes either."""
 
-    def as_stored(i: int, layer: Layer) -> Layer:
+    def as_stored(layer: Layer, below: str) -> Layer:
         mlp = layer.mlp
         if not isinstance(mlp, MoeMlp) or mlp.transposed or len(mlp.names) != 3:
             return layer
-        root = f"{arch.prefix}layers.{i}.{mlp.module}.experts."
+        root = f"{below}{mlp.module}.experts."
         fused = f"{root}gate_up_proj" in names
         single = any(name.startswith(f"{root}0.{mlp.names[0]}.") for name in names)
         if fused in (single, mlp.fused_experts):
             return layer
         return replace(layer, mlp=replace(mlp, fused_experts=fused))
 
+    def extra_as_stored(extra: Extra) -> Extra:
+        for i, layer in enumerate(extra.layers):
+            below = f"{extra.name}.layers.{i}."
+            stored = as_stored(layer, below)
+            if stored is not layer:
+                rest = (spec for spec in extra.tensors if not spec.name.startswith(below))
+                own = (spec.under(below) for spec in stored.tensors(arch.hidden))
+                layers = (*extra.layers[:i], stored, *extra.layers[i + 1 :])
+                extra = replace(extra, layers=layers, tensors=(*rest, *own))
+        return extra
+
     if not any(isinstance(layer.mlp, MoeMlp) for layer in arch.layers):
         return arch
-    return replace(arch, layers=tuple(as_stored(i, layer) for i, layer in enumerate(arch.layers)))
+    below = f"{arch.prefix}layers."
+    layers = (as_stored(layer, f"{below}{i}.") for i, layer in enumerate(arch.layers))
+    return replace(
+        arch, layers=tuple(layers), extras=tuple(extra_as_stored(e) for e in arch.extras)
+    )
 
 
 def with_module_bytes(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelArch:

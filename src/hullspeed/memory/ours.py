@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hullspeed.arch.model import ModelArch
+from hullspeed.arch.tensors import TensorSpec
 from hullspeed.errors import UsageError
 from hullspeed.memory.after_load import page_pool
 from hullspeed.memory.budget import (
@@ -51,13 +53,20 @@ def kv_format(kv_dtype: str | None) -> str:
 def held_weights(arch: ModelArch, weight_dtype: str = "fp16") -> WeightBytes:
     """Bytes of the weights as the engine holds them, whatever the file's format: matrices in
     ``weight_dtype`` (as :func:`hullspeed.memory.held.held_dtype` gives it), vectors in fp32; a tied
-    output head is a second, packed copy. Vision and MTP parts are not loaded.
+    output head is a second, packed copy. Vision parts are not loaded, the MTP layer for drafts.
 
     Raises:
         UsageError: for a type in which no weights are held.
     """
-    total = sum(held_bytes(arch, tensor, weight_dtype) for tensor in arch.tensors(extras=False))
-    return WeightBytes(decoder=total, source=f"parameters held as {weight_dtype}")
+
+    def total(tensors: Iterable[TensorSpec]) -> int:
+        return sum(held_bytes(arch, tensor, weight_dtype) for tensor in tensors)
+
+    return WeightBytes(
+        decoder=total(arch.tensors(extras=False)),
+        mtp=sum(total(extra.tensors) for extra in arch.extras if extra.name == "mtp"),
+        source=f"parameters held as {weight_dtype}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +93,11 @@ class HullspeedAllocator:
         )
         process = round(number("process_mib") * MIB)
         spread = round(Z90 * number("runtime_sigma_mib") * MIB)
-        free = gpu.total_bytes - gpu.baseline_bytes - weights.decoder - work - process
+        loaded = weights.decoder + (weights.mtp if settings.draft_tokens else 0)
+        free = gpu.total_bytes - gpu.baseline_bytes - loaded - work - process
         pool = self._pool_bytes(arch, gpu, settings, free)
         items = (
-            MemoryItem(
-                term=Term.WEIGHTS, name="weights", bytes=weights.decoder, source=weights.source
-            ),
+            MemoryItem(term=Term.WEIGHTS, name="weights", bytes=loaded, source=weights.source),
             MemoryItem(
                 term=Term.RUNTIME,
                 name="process",

@@ -10,6 +10,7 @@ from hullspeed.errors import UnsupportedModelError
 from hullspeed.models.families import DENSE, FAMILIES
 from hullspeed.models.mlp import ACTIVATIONS
 from hullspeed.models.quantized.readers import READERS, unreadable
+from hullspeed.units import format_bytes
 
 
 def check_supported(arch: ModelArch) -> None:
@@ -42,13 +43,26 @@ def check_supported(arch: ModelArch) -> None:
                 )
 
 
-def skipped_parts(arch: ModelArch) -> tuple[str, ...]:
-    """Parts of the checkpoint that are not loaded, by what it means for a user."""
-    meanings = {
-        "vision": "the vision tower (images are refused)",
-        "mtp": "the multi-token-prediction layers (no speculative decoding)",
-    }
-    return tuple(meanings[extra.name] for extra in arch.extras if extra.name in meanings)
+_SKIPPED = {
+    "vision": "vision tensors ({}; images are refused)",
+    "mtp": "tensors of the multi-token-prediction layer ({}; no drafts)",
+    "unlisted": "tensors that the architecture does not name ({})",
+}
+
+
+def skipped_parts(arch: ModelArch, *, draft: bool = False) -> tuple[str, ...]:
+    """Parts of the checkpoint that are not loaded: tensors, bytes in the files, and what it means
+    for a user.
+    """
+    stored = arch.weight_format.stored_bytes or {}
+    return tuple(
+        f"{len(extra.tensors)} "
+        + _SKIPPED[extra.name].format(
+            format_bytes(sum(stored.get(t.name, 0) for t in extra.tensors))
+        )
+        for extra in arch.extras
+        if extra.name in _SKIPPED and not (draft and extra.name == "mtp")
+    )
 
 
 def check_format(arch: ModelArch) -> None:

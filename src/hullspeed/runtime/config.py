@@ -11,6 +11,7 @@ WeightDtype = Literal["native", "fp16", "fp32"]
 CacheName = Literal["segment", "align", "prompt_end", "lru", "hash", "none"]
 KvDtype = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 StateStore = Literal["fp32", "bf16", "int8"]
+DraftName = Literal["none", "mtp"]
 EvictionName = Literal["lru", "density"]
 KernelsName = Literal["cpu", "ref"]
 
@@ -40,6 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_context_tokens: Cut of the model's context, if any.
         cache: Prefix cache implementation.
         eviction: Eviction policy of the segment tree.
+        draft: ``mtp`` loads the checkpoint's multi-token-prediction layer, with pages of its own,
+            as the decoder's draft head. The scheduler does not speculate with it yet.
     """
 
     model: str
@@ -58,6 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context_tokens: int | None = None
     cache: CacheName = "segment"
     eviction: EvictionName = "lru"
+    draft: DraftName = "none"
 
 
 def served_name(model: str) -> str:

@@ -81,6 +81,7 @@ def build_engine(
         weight_dtype=config.weight_dtype,
         threads=threads,
         max_context_tokens=context_tokens,
+        draft=config.draft == "mtp",
         progress=lambda share: progress("weights", share),
     )
     progress("weights", 1.0)
@@ -93,6 +94,7 @@ def build_engine(
     progress("warm-up", 0.0)
     warm_up(decoder)
     loop = _loop(config, decoder, arch, text, context_tokens, room)
+    weights = held_weights(arch, dtype)
     info = ModelInfo(
         name=config.served_name or served_name(config.model),
         family=arch.family,
@@ -100,7 +102,7 @@ def build_engine(
         max_context_tokens=min(context_tokens, room.n_pages * config.page_tokens),
         eos_token_ids=loop.limits.eos_token_ids,
         param_count=arch.param_count(extras=False),
-        weight_bytes=held_weights(arch, dtype).decoder,
+        weight_bytes=weights.decoder + (weights.mtp if config.draft == "mtp" else 0),
         kv_bytes_per_token=room.page_bytes // config.page_tokens,
         page_tokens=config.page_tokens,
         n_pages=room.n_pages,
@@ -111,7 +113,7 @@ def build_engine(
         weight_dtype=config.weight_dtype,
         n_state_slots=room.n_state_slots + room.n_stored_slots,
         state_bytes=room.state_bytes,
-        skipped=skipped_parts(arch),
+        skipped=skipped_parts(arch, draft=config.draft == "mtp"),
     )
     return LoadedEngine(loop, info, text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 from hullspeed.arch.mixers import FullAttention, GatedDeltaNet
@@ -44,7 +45,7 @@ def plan_room(
     """
     if not 0 < config.state_share < 1:
         raise UsageError("state_share must lie between 0 and 1", seen=config.state_share)
-    page_bytes = page_size(arch, config.page_tokens, config.kv_dtype)
+    page_bytes = page_size(arch, config.page_tokens, config.kv_dtype, draft=config.draft == "mtp")
     state_bytes = arch.state_bytes("fp32", "fp32")
     given = config.kv_budget_bytes
     budget = available_bytes // 2 if given is None else given
@@ -59,11 +60,15 @@ def plan_room(
     return Room(n_pages, page_bytes, n_slots, state_bytes, n_stored, each)
 
 
-def page_size(arch: ModelArch, page_tokens: int, kv_dtype: str = "fp32") -> int:
-    """Bytes of a page over all layers. A layer with a window keeps a page as long as the others
-    do: they share one page table.
+def page_size(
+    arch: ModelArch, page_tokens: int, kv_dtype: str = "fp32", *, draft: bool = False
+) -> int:
+    """Bytes of a page over all layers, with ``draft`` the multi-token-prediction layer's too. A
+    layer with a window keeps a page as long as the others do: they share one page table.
     """
-    attention = (layer.mixer for layer in arch.layers if isinstance(layer.mixer, FullAttention))
+    extra = chain.from_iterable(e.layers for e in arch.extras) if draft else ()
+    layers = (*arch.layers, *extra)
+    attention = (layer.mixer for layer in layers if isinstance(layer.mixer, FullAttention))
     return page_tokens * sum(mixer.kv_bytes(1, kv_format(kv_dtype)) for mixer in attention)
 
 

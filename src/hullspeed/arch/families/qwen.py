@@ -49,7 +49,8 @@ def build_qwen3_next(config: Fields) -> ModelArch:
         Layer(mixer, mlp) for mixer, mlp in zip(mixers, _mlps(config, fused=False), strict=True)
     ]
     options = {"norm_offset": 1.0, **_routing(config)}
-    extras = _mtp_layers(config, layers[-1].mlp)
+    # Its config.json says nothing of the one layer that its checkpoints hold.
+    extras = _mtp_layers(config, layers[-1].mlp, absent=1)
     return decoder(config, "qwen3_next", layers, options=options, extras=extras)
 
 
@@ -80,9 +81,9 @@ def build_qwen3_5(config: Fields) -> ModelArch:
     return replace(text, prefix="model.language_model.", extras=(*text.extras, tower))
 
 
-def _mtp_layers(config: Fields, mlp: Mlp) -> tuple[Extra, ...]:
+def _mtp_layers(config: Fields, mlp: Mlp, absent: int = 0) -> tuple[Extra, ...]:
     """The multi-token-prediction layers that the config states, full attention each."""
-    depth = config.natural_or(0, "mtp_num_hidden_layers", zero=True)
+    depth = config.natural_or(absent, "mtp_num_hidden_layers", zero=True)
     if not depth:
         return ()
     layer = Layer(_gated_attention(config), mlp)
