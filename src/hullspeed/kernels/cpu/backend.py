@@ -116,7 +116,9 @@ class CpuKernels:
             if self.takes_blocks and fits(weight):
                 return BlockLinear(weight, bias, self.threads)
             weight = torch.from_numpy(weight.dequantize())
-        return Fp16Linear(weight, bias) if self._half else Fp32Linear(weight, bias)
+        if self._half:
+            return Fp16Linear(weight, bias)
+        return Fp32Linear(weight, bias, self.threads)
 
     def table(self, weight: Tensor) -> Tensor:
         """In the type of the weights."""

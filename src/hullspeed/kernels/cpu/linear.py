@@ -1,4 +1,4 @@
-"""Linear layers: FBGEMM with fp16 weights, or MKL in float32.
+"""Linear layers: FBGEMM with fp16 weights; in float32 MKL, and our own kernel for few rows.
 
 The only file that knows torch's quantized operators (they are on torch's deprecation path).
 FBGEMM keeps activations and sums in float32 and beats MKL at every size while reading half the
@@ -14,7 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hullspeed.errors import UnsupportedModelError
+from hullspeed.kernels.cpu import thin_gemm
 
+# Below so many multiply-adds one thread is done before a second is awake.
+_PARALLEL_PRODUCTS = 300_000
 _FP16_MAX = 65504.0
 
 
@@ -43,11 +46,24 @@ class Fp16Linear:
 
 
 class Fp32Linear:
-    """``x @ weight.T + bias`` as it stands."""
+    """``x @ weight.T + bias`` as it stands, few rows by our own kernel.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weight, self._bias = weight, bias
+    Args:
+        threads: Among which the kernel shares a product.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, threads: int = 1) -> None:
+        self._weight, self._bias, self._threads = weight.contiguous(), bias, threads
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[T, in]`` to ``[T, out]``."""
-        return F.linear(x, self._weight, self._bias)
+        if len(x) > thin_gemm.MAX_ROWS:
+            return F.linear(x, self._weight, self._bias)
+        weight = self._weight.numpy()
+        out = torch.empty(len(x), len(weight))
+        args = x.contiguous().numpy(), weight, out.numpy()
+        if self._threads > 1 and len(x) * weight.size >= _PARALLEL_PRODUCTS:
+            thin_gemm.linear_parallel(*args, self._threads)
+        else:
+            thin_gemm.linear(*args, 0, len(weight))
+        return out if self._bias is None else out.add_(self._bias)
