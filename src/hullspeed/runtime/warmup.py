@@ -5,8 +5,9 @@ from __future__ import annotations
 from hullspeed.kernels.batch import Batch, SpanInput
 from hullspeed.models.decoder import Decoder
 
-# Kernels are compiled for types, not for sizes: a few tokens are enough to have them all.
-_PROMPT_TOKENS = 4
+# Kernels are compiled for types, not for sizes, but large batches go to their parallel forms:
+# a page of tokens is enough for those.
+_PROMPT_TOKENS = 64
 
 
 def warm_up(decoder: Decoder) -> None:
