@@ -142,7 +142,8 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         spec: As asked, with model and seed filled in and the API key removed.
-        prompt_tokens_by: ``endpoint`` when ``/tokenize`` counted the prompts, else ``estimate``.
+        prompt_tokens_by: ``endpoint`` when ``/tokenize`` counted the prompts, ``caller`` when the
+            caller of :func:`run` did, else ``estimate``.
         decoding: The decoding settings every request carried.
         started_at: UTC, ISO 8601.
     """

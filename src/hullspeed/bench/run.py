@@ -7,7 +7,7 @@ import random
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from hullspeed.bench.workload import (
 from hullspeed.errors import EngineError, UsageError
 
 Progress = Callable[[str], None]
+Count = Callable[[str], Awaitable[int]]
 T = TypeVar("T")
 
 _DEFAULT_CONCURRENCY = (1, 8)
@@ -42,7 +43,11 @@ _MAX_OPENED_AHEAD = 256
 
 
 async def run(
-    spec: BenchSpec, *, progress: Progress | None = None, stop: asyncio.Event | None = None
+    spec: BenchSpec,
+    *,
+    progress: Progress | None = None,
+    stop: asyncio.Event | None = None,
+    count: Count | None = None,
 ) -> BenchResult:
     """Measure every load of ``spec``.
 
@@ -53,6 +58,8 @@ async def run(
         spec: What to measure.
         progress: Called with one line before each step.
         stop: Set it to end early; the result holds what was measured until then.
+        count: Tokens of a text, where the caller has the tokenizer; the endpoint is asked unless
+            given.
 
     Raises:
         UsageError: the spec cannot be measured.
@@ -60,7 +67,7 @@ async def run(
     """
     spec.check()
     target = Target.parse(spec.url, spec.api_key)
-    session = _Session(spec, progress or (lambda _line: None), stop or asyncio.Event())
+    session = _Session(spec, progress or (lambda _line: None), stop or asyncio.Event(), count)
     async with Client(target, timeout_s=spec.timeout_s) as client:
         return await session.run(client)
 
@@ -78,7 +85,10 @@ def run_sync(main: Coroutine[Any, Any, T]) -> T:
 
 
 class _Session:
-    def __init__(self, spec: BenchSpec, progress: Progress, stop: asyncio.Event) -> None:
+    def __init__(
+        self, spec: BenchSpec, progress: Progress, stop: asyncio.Event, count: Count | None
+    ) -> None:
+        self._count = count
         self._progress = progress
         self._stop = stop
         self._seed = secrets.randbits(48) if spec.seed is None else spec.seed
@@ -91,7 +101,8 @@ class _Session:
         model = spec.model or await _first_model(client)
         self._spec = spec = msgspec.structs.replace(spec, model=model)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        prompts = PromptWriter(self._rng, await endpoint_counter(client, model))
+        count = self._count or await endpoint_counter(client, model)
+        prompts = PromptWriter(self._rng, count)
         requests = RequestWriter(client, spec, model, decoding_of(spec))
         await self._warm_up(client, requests, prompts)
         for concurrency, rate in self._loads():
@@ -106,7 +117,7 @@ class _Session:
             spec=msgspec.structs.replace(spec, api_key=None),
             version=version("hullspeed"),
             started_at=started_at,
-            prompt_tokens_by=prompts.counted_by,
+            prompt_tokens_by="caller" if self._count else prompts.counted_by,
             decoding=requests.decoding,
             cells=self._cells,
         )

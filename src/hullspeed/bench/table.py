@@ -15,7 +15,7 @@ _CELLS_ABREAST = 3
 def render(result: BenchResult) -> RenderableType:
     """For a terminal; every figure is also in the JSON."""
     spec = result.spec
-    counted = "" if result.prompt_tokens_by == "endpoint" else " (estimated)"
+    counted = " (estimated)" if result.prompt_tokens_by == "estimate" else ""
     shape = f"{spec.isl_tokens}{counted} in, {spec.osl_tokens} out"
     if spec.conversations:
         shape += f", {spec.turn_tokens} more per turn"
