@@ -248,8 +248,10 @@ def test_the_embedded_engine_counts_a_draft_layer_only_when_it_drafts(shapes: Sh
         sum(item.bytes for item in plan.stack.items if item.term is Term.WEIGHTS) for plan in plans
     ]
     assert held == [weights.decoder, weights.decoder + weights.mtp]
-    kv = [plan.pool.bytes_per_request(4096) - plan.pool.state_bytes for plan in plans]
-    assert kv[1] * 16 >= kv[0] * 17  # 16 layers of attention, and the draft's
+    per_token = [
+        plan.pool.bytes_per_request(4096) - plan.pool.bytes_per_request(2048) for plan in plans
+    ]
+    assert per_token[1] * 16 == per_token[0] * 17  # 16 layers of attention, and the draft's
 
 
 @pytest.mark.parametrize(

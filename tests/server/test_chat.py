@@ -185,6 +185,10 @@ def test_a_message_cannot_close_its_turn(client: httpx2.Client) -> None:
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "what is this?"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        ]}]}, "messages[0].content[1].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
          "messages[0].content[0].type"),
         ({"messages": [*HI, {"role": "assistant", "content": "", "tool_calls": [{}]}]},

@@ -28,8 +28,9 @@ class ReferenceMtp(torch.nn.Module):
         norm = getattr(module, f"{prefix}RMSNorm")
         self.fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = torch.nn.ModuleList([getattr(module, f"{prefix}DecoderLayer")(config, 0)])
-        for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding"):
-            setattr(self, name, norm(config.hidden_size, eps=config.rms_norm_eps))
+        self.norm: Any = norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.pre_fc_norm_hidden: Any = norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.pre_fc_norm_embedding: Any = norm(config.hidden_size, eps=config.rms_norm_eps)
         self._decoder = [decoder]  # no submodule: its weights are its own
 
     def forward(self, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple[Any, Any]:
@@ -56,7 +57,7 @@ def write_with_mtp(
     module = write_family(folder, family, **changes)
     mtp = ReferenceMtp(module, family).float().eval()
     torch.manual_seed(11)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for name, parameter in mtp.named_parameters():
             fill(name, parameter)
@@ -88,7 +89,7 @@ def _index(folder: Path) -> None:
     """Two shards and the index that names their tensors."""
     from safetensors import safe_open
 
-    where = {}
+    where: dict[str, str] = {}
     for name in ("model.safetensors", "mtp.safetensors"):
         with safe_open(str(folder / name), "pt") as file:
             where |= dict.fromkeys(file.keys(), name)

@@ -264,6 +264,8 @@ class Engine:
             return
         self.info, self.load_s, self.failure = message.info, message.load_s, None
         self.state = State.READY
+        if self.info.skipped:
+            self._log(f"skipped: {'; '.join(self.info.skipped)}")
         self._settled.set()
 
     def _fail_all(self) -> None:

@@ -34,11 +34,16 @@ _LAST_WORDS_S = 2
 
 
 class Started(NamedTuple):
-    """What is announced once requests are admitted."""
+    """What is announced once requests are admitted.
+
+    Attributes:
+        skipped: Parts of the checkpoint that were not loaded, in words.
+    """
 
     url: str
     model: str
     load_s: float
+    skipped: tuple[str, ...]
 
 
 def serve(
@@ -143,7 +148,8 @@ class _Life:
             await _first(loading, stop, now)
             if loading.done():
                 loading.result()
-                announce(Started(self._url(), self._name, engine.load_s))
+                skipped = engine.info.skipped if engine.info else ()
+                announce(Started(self._url(), self._name, engine.load_s, skipped))
                 await _first(living, stop, now)
             loading.cancel()
             return await self._end(service, living, now)

@@ -17,7 +17,7 @@ from hullspeed.bench import Objective as LatencyObjective
 from hullspeed.bench import run as run_bench
 from hullspeed.errors import EngineError, UsageError
 from hullspeed.findings import Finding
-from hullspeed.hardware.ceilings import Ceilings, load_ceilings
+from hullspeed.hardware.ceilings import Ceilings, age_s, load_ceilings
 from hullspeed.hardware.machine import Machine, detect_machine
 from hullspeed.memory.budget import EngineSettings, Term
 from hullspeed.memory.held import held_dtype
@@ -83,6 +83,7 @@ class Watcher:
         """Bytes arrive."""
 
 
+_DISTURBED_S = 1800.0  # for so long a calibration that others disturbed is not made again
 STAGES = ("pull", "calibrate", "plan", "preflight", "serve", "verify", "bench")
 
 
@@ -165,6 +166,8 @@ class _Run:
         kept = self._load_ceilings()
         if kept is not None:
             self._watcher.line(f"kept from {kept.measured_at}")
+            if not kept.quiet:
+                self._watcher.line("; ".join(kept.notes))
             return kept
         config = self._spec.engine
         command = [sys.executable, "-m", "hullspeed", "calibrate", config.model]
@@ -192,7 +195,10 @@ class _Run:
         if kept is None or dtype not in kept.linear_flops_per_s:
             return None
         threads = config.threads or self._machine.cores
-        return kept if kept.quiet and kept.threads == threads else None
+        if kept.threads != threads or not kept.served:
+            return None
+        # On a machine that stays busy another calibration would be no better than the last.
+        return kept if kept.quiet or age_s(kept) < _DISTURBED_S else None
 
     def _preflight(self, plan: Plan) -> list[Finding]:
         config = self._spec.engine
@@ -232,6 +238,7 @@ class _Run:
             version=__version__,
             machine=_describe(self._machine),
             ready_s=server.ready_s,
+            skipped=server.skipped,
             stages_s=self._stages_s,
             plan=plan,
             preflight=findings,

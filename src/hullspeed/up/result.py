@@ -38,6 +38,7 @@ class UpResult(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run.
 
     Attributes:
+        skipped: Parts of the checkpoint that the server did not load, in words.
         stages_s: Seconds of each stage, in order.
         objectives: The exit code is 0 exactly when all of them held.
     """
@@ -46,6 +47,7 @@ class UpResult(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     machine: str
     ready_s: float
+    skipped: tuple[str, ...] = ()
     stages_s: dict[str, float]
     plan: Plan
     preflight: list[Finding]

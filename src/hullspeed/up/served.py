@@ -22,11 +22,13 @@ class Server(NamedTuple):
     url: str
     model: str
     ready_s: float
+    skipped: tuple[str, ...] = ()
 
 
 class _ReadyLine(msgspec.Struct):
     url: str
     model: str
+    skipped: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def _wait(process: subprocess.Popen[str], begin_s: float) -> Server:
             fix="its message is above; `hullspeed preflight` may say more",
         )
     ready = msgspec.json.decode(line, type=_ReadyLine)
-    return Server(ready.url, ready.model, time.monotonic() - begin_s)
+    return Server(ready.url, ready.model, time.monotonic() - begin_s, ready.skipped)
 
 
 def _stop(process: subprocess.Popen[str], drain_s: float) -> None:

@@ -43,6 +43,7 @@ def _pool(result: UpResult) -> Paragraph:
     return Paragraph(
         f"{result.plan.summary} KV: {result.plan.kv_formula}; "
         f"{capacity.blocks:,} pages of {capacity.block_tokens} tokens."
+        + (f" Skipped: {'; '.join(result.skipped)}." if result.skipped else "")
     )
 
 
