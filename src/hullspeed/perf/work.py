@@ -18,11 +18,13 @@ class Shape(NamedTuple):
 
     Attributes:
         sample: Its last position goes through the output head.
+        shared_tokens: How much of its context the step reads for another sequence anyway.
     """
 
     n_tokens: int
     context_tokens: int
     sample: bool = True
+    shared_tokens: int = 0
 
 
 class StepSeconds(Protocol):

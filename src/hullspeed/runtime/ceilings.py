@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
@@ -24,12 +24,16 @@ from hullspeed.arch.model import Layer, ModelArch, Rope
 from hullspeed.arch.quant import WeightFormat
 from hullspeed.arch.tensors import Role
 from hullspeed.hardware.ceilings import (
+    KERNELS_ERROR,
     KERNELS_VERSION,
     Ceilings,
     Curve,
+    Interruptions,
     Overheads,
+    disturbed,
     timestamp,
 )
+from hullspeed.hardware.foreign import ForeignLoad
 from hullspeed.hardware.machine import Machine, detect_machine
 from hullspeed.kernels.base import AttentionShape, Linear
 from hullspeed.kernels.batch import Batch, SpanInput
@@ -40,12 +44,12 @@ from hullspeed.models.decoder import Decoder
 from hullspeed.models.weights import Weights
 from hullspeed.perf.step import StepCost
 from hullspeed.perf.work import Shape
+from hullspeed.runtime.room import page_size
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_DECODES = ((1, 512), (1, 2048), (4, 1024), (16, 512))
+_DECODES = ((1, 512), (1, 2048), (4, 1024), (16, 512), (32, 512))
 _CHUNKS = ((64, 0), (512, 0), (512, 512), (256, 1792))
 _PAGE_TOKENS = 64
-_QUIET_SHARE = 0.1
 _WEIGHTS_BEYOND_CACHE = 192 * 2**20  # more than the last-level cache of most machines
 _FEW_LAYERS = 4  # enough where a step computes more than it reads
 _FEW_LAYERS_FROM_ROWS = 32
@@ -119,7 +123,7 @@ def measure_ceilings(
         progress("output head")
         head = {d: _head_curve(short, kernels, d) for d in dtypes}
         progress("attention")
-        decode, chunk = _attention_curves(short, kernels)
+        decode, shared, chunk = _attention_curves(short, kernels)
         bare = Ceilings(
             fingerprint=machine.fingerprint(KERNELS_VERSION),
             source="calibrated",
@@ -129,25 +133,23 @@ def measure_ceilings(
             linear_flops_per_s=linear,
             head_flops_per_s=head,
             decode_bytes_per_s=decode,
+            shared_bytes_per_s=shared,
             chunk_flops_per_s=chunk,
             overheads=_no_overheads(),
-            relative_error=0.2,
+            relative_error=KERNELS_ERROR,
             hidden=arch.hidden,
             notes=(f"shapes of hidden {arch.hidden}, {len(short.layers)} layers timed",),
         )
         progress("whole steps")
-        overheads = _fit_overheads(decoder, short, bare, dtype)
+        steps, interruptions = _whole_steps(decoder, short, machine)
+        fitted = fit_steps(bare, short, dtype, steps)
     share = foreign.share()
-    notes = bare.notes
-    if share > _QUIET_SHARE:
-        notes += (f"other processes kept {share:.0%} of the cores busy: measure again when quiet",)
-    return msgspec.structs.replace(
-        bare,
-        overheads=overheads,
-        relative_error=0.2 + share,
-        quiet=share <= _QUIET_SHARE,
-        notes=notes,
-    )
+    stand_ins = msgspec.structs.replace(
+        fitted.overheads, step_s=_STEP_S, sequence_s=_SEQUENCE_S, request_s=_REQUEST_S,
+        prompt_token_s=_PROMPT_TOKEN_S, stream_token_s=_STREAM_TOKEN_S,
+    )  # fmt: skip
+    fitted = msgspec.structs.replace(fitted, overheads=stand_ins, interruptions=interruptions)
+    return disturbed(fitted, share)
 
 
 def shortened(arch: ModelArch) -> ModelArch:
@@ -218,24 +220,6 @@ def best_seconds(run: Callable[[], object], *, enough_s: float = 0.1, most_s: fl
     return best
 
 
-class ForeignLoad:
-    """Share of this machine's cores that other processes kept busy since it was made."""
-
-    def __init__(self) -> None:
-        self._before = self._busy()
-
-    def _busy(self) -> tuple[float, float, float]:
-        times = psutil.cpu_times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        own = psutil.Process().cpu_times()
-        return sum(times) - idle, sum(times), own.user + own.system
-
-    def share(self) -> float:
-        """Between 0 and 1."""
-        busy, total, own = (b - a for a, b in zip(self._before, self._busy(), strict=True))
-        return max(0.0, (busy - own) / total) if total > 0 else 0.0
-
-
 def _dram_bytes_per_s() -> float:
     data = torch.ones(32 * 2**20)
     return data.nbytes / best_seconds(data.sum)
@@ -293,17 +277,22 @@ def _head_curve(arch: ModelArch, kernels: CpuKernels, dtype: str) -> Curve:
     return Curve(tuple(map(float, rows)), tuple(rates))
 
 
-def _attention_curves(arch: ModelArch, kernels: CpuKernels) -> tuple[Curve, Curve]:
-    """Decode: KV bytes/s against sequences x KV heads. Chunk: FLOP/s against visible tokens."""
+def _attention_curves(arch: ModelArch, kernels: CpuKernels) -> tuple[Curve, Curve, Curve]:
+    """Decode, each sequence with its own past and all with one: KV bytes/s against sequences x KV
+    heads. Chunk: FLOP/s against visible tokens.
+    """
     mixer = next(m for layer in arch.layers if isinstance(m := layer.mixer, FullAttention))
     shape = AttentionShape(mixer.q_heads, mixer.kv_heads, mixer.head_dim)
     longest = arch.max_context_tokens - 1
     decode: dict[float, list[float]] = {}
+    shared: dict[float, list[float]] = {}
     for n, wanted in _DECODES:
         context = min(wanted, longest)
         kv_bytes = n * mixer.kv_bytes(context, "fp32")
         seconds = _attend_seconds(kernels, shape, [(1, context - 1)] * n, kv_bytes)
         decode.setdefault(float(n * mixer.kv_heads), []).append(kv_bytes / seconds)
+        seconds = _attend_seconds(kernels, shape, [(1, context - 1)] * n, kv_bytes, shared=True)
+        shared.setdefault(float(n * mixer.kv_heads), []).append(kv_bytes / seconds)
     chunk: dict[float, float] = {}
     for n_tokens, start in _CHUNKS:
         if n_tokens + start > longest:
@@ -313,15 +302,21 @@ def _attention_curves(arch: ModelArch, kernels: CpuKernels) -> tuple[Curve, Curv
         chunk[float(start + n_tokens)] = mixer.flops(n_tokens, start) / seconds
     return (
         Curve(tuple(sorted(decode)), tuple(float(np.mean(decode[k])) for k in sorted(decode))),
+        Curve(tuple(sorted(shared)), tuple(float(np.mean(shared[k])) for k in sorted(shared))),
         Curve(tuple(sorted(chunk)), tuple(chunk[k] for k in sorted(chunk))),
     )
 
 
 def _attend_seconds(
-    kernels: CpuKernels, shape: AttentionShape, spans: Sequence[tuple[int, int]], kv_bytes: int
+    kernels: CpuKernels,
+    shape: AttentionShape,
+    spans: Sequence[tuple[int, int]],
+    kv_bytes: int,
+    *,
+    shared: bool = False,
 ) -> float:
     """Seconds of attention in one layer, each run on another layer's pages: out of the cache."""
-    batch, n_pages = synthetic_batch(spans)
+    batch, n_pages = synthetic_batch(spans, shared=shared)
     n_layers = int(min(24, max(2, _KV_BEYOND_CACHE // kv_bytes)))
     caches = [kernels.allocate_kv(shape, n_pages, _PAGE_TOKENS) for _ in range(n_layers)]
     for cache in caches:
@@ -337,14 +332,19 @@ def _attend_seconds(
     return best_seconds(run) / n_layers
 
 
-def synthetic_batch(spans: Sequence[tuple[int, int]], *, sample: bool = True) -> tuple[Batch, int]:
-    """A batch of ``(n_tokens, start)`` spans on pages of their own, and how many pages it needs."""
-    inputs, page = [], 0
+def synthetic_batch(
+    spans: Sequence[tuple[int, int]], *, sample: bool = True, shared: bool = False
+) -> tuple[Batch, int]:
+    """A batch of ``(n_tokens, start)`` spans on pages of their own (or all on the same, to be read
+    only), and how many pages it needs.
+    """
+    inputs, page, most = [], 0, 0
     for n_tokens, start in spans:
         n_pages = -(-(start + n_tokens) // _PAGE_TOKENS)
         inputs.append(SpanInput([1] * n_tokens, start, range(page, page + n_pages), sample))
-        page += n_pages
-    return Batch.of(inputs), page
+        most = max(most, page + n_pages)
+        page += 0 if shared else n_pages
+    return Batch.of(inputs), most
 
 
 def _no_overheads() -> Overheads:
@@ -354,37 +354,139 @@ def _no_overheads() -> Overheads:
     )  # fmt: skip
 
 
-_STEPS = ([(1, 511)], [(1, 511)] * 4, [(1, 511)] * 16, [(64, 0)], [(256, 256)], [(512, 0)])
+Spans = list[tuple[int, int]]
+
+_DECODE_STEPS: tuple[Spans, ...] = (
+    [(1, 511)], [(1, 511)] * 2, [(1, 511)] * 4, [(1, 511)] * 8, [(1, 511)] * 16, [(1, 511)] * 32,
+    [(1, 255)] * 64,
+)  # fmt: skip
+_CHUNK_STEPS: tuple[Spans, ...] = (
+    [(64, 0)], [(128, 0)], [(256, 0)], [(256, 256)], [(256, 1280)],
+)  # fmt: skip
+_MIXED_TOKENS = 256
+_MIXED_STEPS: tuple[Spans, ...] = tuple(
+    [*[(1, 511)] * n, (_MIXED_TOKENS - n, 128)] for n in (7, 31)
+)
+_ROUNDS = (3, 12)  # at least and at most
+_ROUNDS_S = 14.0
+_ALONE_S = 4.0
+_INTERRUPTED = 1.25
+_ONE_INTERRUPTION_S = 0.1
+_LEAST_LOST = 0.01
+_LEAST_FACTOR, _MOST_FACTOR = 0.7, 1.5  # beyond it the parts were timed wrongly
 
 
-def _fit_overheads(
-    decoder: Decoder, arch: ModelArch, bare: Ceilings, weight_dtype: str
-) -> Overheads:
-    """What whole steps take beyond the kernels timed alone, as a share per layer and per token.
+def _whole_steps(
+    decoder: Decoder, arch: ModelArch, machine: Machine
+) -> tuple[list[tuple[Spans, float]], Interruptions | None]:
+    """Seconds of whole steps in rounds of all of them, one after the other as they come when
+    serving; the median, since serving sees the usual case and not the best. And what interrupts a
+    step that is repeated for some seconds.
+    """
+    page_bytes, room_bytes = page_size(arch, _PAGE_TOKENS), machine.available_bytes // 8
+    batches = []
+    for spans in (*_DECODE_STEPS, *_CHUNK_STEPS, *_MIXED_STEPS):
+        if max(n + start for n, start in spans) <= arch.max_context_tokens:
+            batch, n_pages = synthetic_batch(spans)
+            if n_pages * page_bytes <= room_bytes:
+                batches.append((spans, batch, n_pages))
+    most_pages = max(n_pages for _, _, n_pages in batches)
+    decoder.allocate_kv(most_pages, _PAGE_TOKENS)
+    # Memory that was never written is all one page of zeros, and in the cache.
+    decoder.copy_pages([0] * (most_pages - 1), list(range(1, most_pages)))
+    took: list[list[float]] = [[] for _ in batches]
+    until_s = time.perf_counter() + _ROUNDS_S
+    for n in range(_ROUNDS[1] + 1):
+        if n > _ROUNDS[0] and time.perf_counter() > until_s:
+            break
+        for (_, batch, _), seconds in zip(batches, took, strict=True):
+            start_s = time.perf_counter()
+            decoder.forward(batch)
+            seconds.append(time.perf_counter() - start_s)
+    alone, until_s = [], time.perf_counter() + _ALONE_S
+    while time.perf_counter() < until_s:
+        start_s = time.perf_counter()
+        decoder.forward(batches[0][1])
+        alone.append(time.perf_counter() - start_s)
+    decoder.allocate_kv(0, _PAGE_TOKENS)
+    # The first round warms up.
+    medians = [
+        (spans, float(np.median(seconds[1:])))
+        for (spans, _, _), seconds in zip(batches, took, strict=True)
+    ]
+    return medians, interruptions_of(alone)
+
+
+def interruptions_of(steps_s: Sequence[float]) -> Interruptions | None:
+    """Of equal steps, one after the other: those that took a quarter more than the median, where
+    delays within a tenth of a second of one another are one.
+    """
+    if not steps_s:
+        return None
+    usual, now_s, last_s = float(np.median(steps_s)), 0.0, -math.inf
+    lost_s, count = 0.0, 0
+    for took in steps_s:
+        if took > _INTERRUPTED * usual:
+            lost_s += took - usual
+            count += now_s - last_s > _ONE_INTERRUPTION_S
+            last_s = now_s + took
+        now_s += took
+    clean_s = usual * len(steps_s)
+    if lost_s < _LEAST_LOST * clean_s:
+        return None
+    return Interruptions(every_s=clean_s / count, lost_s=lost_s / count)
+
+
+def fit_steps(
+    bare: Ceilings, arch: ModelArch, weight_dtype: str, steps: Sequence[tuple[Spans, float]]
+) -> Ceilings:
+    """``bare`` with what whole ``steps`` take beyond the kernels timed alone: a share per layer and
+    per token, and as factors what these leave.
 
     Least squares on relative residuals, so that short decode steps weigh as much as long chunks.
     """
     cost = StepCost(arch, bare, weight_dtype)
     rows, rest = [], []
     n_layers = len(arch.layers)
-    longest = arch.max_context_tokens
-    for spans in _STEPS:
-        if max(n + start for n, start in spans) > longest:
-            continue
-        batch, n_pages = synthetic_batch(spans)
-        decoder.allocate_kv(n_pages, _PAGE_TOKENS)
-        took = best_seconds(functools.partial(decoder.forward, batch))
+    for spans, took in steps:
         known = cost.seconds([Shape(n, start) for n, start in spans])
         n_tokens = sum(n for n, _ in spans)
         rows.append([n_layers / took, n_layers * n_tokens * arch.hidden / 1024 / took])
         rest.append((took - known) / took)
     layer_s, layer_token_s = np.linalg.lstsq(np.array(rows), np.array(rest), rcond=None)[0]
-    return Overheads(
-        step_s=_STEP_S,
-        layer_s=max(float(layer_s), 0.0),
-        layer_token_s=max(float(layer_token_s), 0.0),
-        sequence_s=_SEQUENCE_S,
-        request_s=_REQUEST_S,
-        prompt_token_s=_PROMPT_TOKEN_S,
-        stream_token_s=_STREAM_TOKEN_S,
+    overheads = msgspec.structs.replace(
+        bare.overheads, layer_s=max(float(layer_s), 0.0), layer_token_s=max(float(layer_token_s), 0)
     )
+    fitted = msgspec.structs.replace(bare, overheads=overheads)
+    cost = StepCost(arch, fitted, weight_dtype)
+    decodes: dict[int, list[float]] = {}
+    chunks: dict[int, list[float]] = {}
+    mixed: dict[int, list[float]] = {1: [1.0]}
+    for spans, took in steps:
+        n_tokens, n_decode = sum(n for n, _ in spans), sum(n == 1 for n, _ in spans)
+        factor = took / cost.seconds([Shape(n, start) for n, start in spans])
+        factor = min(max(factor, _LEAST_FACTOR), _MOST_FACTOR)
+        if n_decode == len(spans):
+            decodes.setdefault(n_decode, []).append(factor)
+        elif not n_decode:
+            chunks.setdefault(n_tokens, []).append(factor)
+        else:
+            mixed.setdefault(n_decode + 1, []).append(factor)
+    chunk_factor = _curve_of(chunks)
+    mixed = {
+        n: [f / chunk_factor.at(_MIXED_TOKENS) for f in fs] if n > 1 else fs
+        for n, fs in mixed.items()
+    }
+    return msgspec.structs.replace(
+        fitted,
+        decode_factor=_curve_of(decodes),
+        chunk_factor=chunk_factor,
+        mixed_factor=_curve_of(mixed),
+    )
+
+
+def _curve_of(factors: dict[int, list[float]]) -> Curve:
+    sizes = sorted(factors)
+    if not sizes:
+        return Curve((1.0,), (1.0,))
+    return Curve(tuple(map(float, sizes)), tuple(float(np.mean(factors[n])) for n in sizes))

@@ -7,6 +7,7 @@ and the cost model says how long each takes. What differs from reality is the co
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,7 +36,9 @@ class TwinEngine(msgspec.Struct, frozen=True, kw_only=True):
         n_pages: Pages of KV.
         state_slots: Slots of recurrent state; 0 for a model without.
         request_s: From a request's bytes to its arrival at the scheduler.
+        request_work_s: How long a request keeps the API process from the next one.
         stream_token_s: Per token, work of the API process on cores that compute as well.
+        interrupted_every_s, interrupted_s: In so much time of computing, others take so much.
     """
 
     vocab: int
@@ -48,12 +51,25 @@ class TwinEngine(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = "segment"
     eviction: str = "lru"
     request_s: float = 0.0
+    request_work_s: float = 0.0
     stream_token_s: float = 0.0
+    interrupted_every_s: float = math.inf
+    interrupted_s: float = 0.0
 
 
-def shapes_of(step: Step) -> list[Shape]:
-    """A step as the cost model sees it."""
-    return [Shape(span.length, span.start, span.sample) for span in step.spans]
+def shapes_of(step: Step, page_tokens: int) -> list[Shape]:
+    """A step as the cost model sees it. Pages that two decoding sequences have in common are read
+    once from memory.
+    """
+    read: set[int] = set()
+    shapes = []
+    for span in step.spans:
+        shared = 0
+        if span.length == 1:
+            shared = page_tokens * len(read.intersection(span.sequence.pages))
+            read.update(span.sequence.pages)
+        shapes.append(Shape(span.length, span.start, span.sample, min(shared, span.start)))
+    return shapes
 
 
 @dataclass(slots=True)
@@ -113,17 +129,21 @@ class Simulation:
             ignore_eos=True,
         )
         self._sent = 0
+        self._api_free_s = self._busy_s = 0.0
         self._queue = 0
         self._flights: dict[int, _Flight] = {}
         self._arrivals: list[tuple[float, int]] = []
         self._done: list[_Flight] = []
 
     def _step_seconds(self, cost: StepSeconds) -> Callable[[Step], float]:
-        stream_s = self._engine.stream_token_s
+        stream_s, page_tokens = self._engine.stream_token_s, self._engine.page_tokens
+        every_s, lost_s = self._engine.interrupted_every_s, self._engine.interrupted_s
 
         def seconds(step: Step) -> float:
-            shapes = shapes_of(step)
-            return cost.seconds(shapes) + stream_s * sum(shape.sample for shape in shapes)
+            shapes = shapes_of(step, page_tokens)
+            clean_s = cost.seconds(shapes) + stream_s * sum(shape.sample for shape in shapes)
+            before, self._busy_s = self._busy_s // every_s, self._busy_s + clean_s
+            return clean_s + lost_s * (self._busy_s // every_s - before)
 
         return seconds
 
@@ -163,7 +183,9 @@ class Simulation:
         sent_s = self._clock.now() if at_s is None else at_s
         self._sent += 1
         self._flights[self._sent] = _Flight(sent_s, prompt, turns_left)
-        heapq.heappush(self._arrivals, (sent_s + self._engine.request_s, self._sent))
+        taken_s = max(sent_s, self._api_free_s)
+        self._api_free_s = taken_s + self._engine.request_work_s
+        heapq.heappush(self._arrivals, (taken_s + self._engine.request_s, self._sent))
 
     def _play(self) -> None:
         loop, clock = self._loop, self._clock

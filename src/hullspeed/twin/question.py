@@ -1,19 +1,16 @@
-"""Question: one configuration to simulate; its answer, its limits, and many of them at once."""
+"""Question: one configuration to simulate; its answer and its limits."""
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 
 from hullspeed.arch.model import ModelArch
-from hullspeed.errors import HullspeedError, UsageError
+from hullspeed.errors import UsageError
 from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.hardware.gpu import Gpu
 from hullspeed.memory.budget import EngineSettings, GpuMemory, WeightBytes
@@ -35,7 +32,8 @@ class Cost(NamedTuple):
     """What steps and requests cost.
 
     Attributes:
-        request_s: From a request's bytes to its arrival at the scheduler.
+        request_s, prompt_token_s: From a request's bytes to its arrival at the scheduler, and what
+            each prompt token adds to it.
         stream_token_s: Added to a step for each token it puts out.
         history: What the numbers rest on, with their errors.
     """
@@ -44,6 +42,7 @@ class Cost(NamedTuple):
     request_s: float
     stream_token_s: float
     history: str
+    prompt_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ class Question:
             over = self.ceilings.overheads
             step = StepCost(self.arch, self.ceilings, self.weight_dtype)
             how = f"this machine's kernels, {self.ceilings.source} {self.ceilings.measured_at}"
-            return Cost(step, over.request_s, over.stream_token_s, how.strip())
+            return Cost(step, over.request_s, over.stream_token_s, how.strip(), over.prompt_token_s)
         if self.gpu is None:
             raise UsageError("name a GPU", fix="e.g. --gpu h100-sxm")
         coefficients = coefficients_of(self.settings.engine)
@@ -122,7 +121,7 @@ class Question:
             typical_tokens=_typical(workload),
             cache=self.cache,
             eviction=self.eviction,
-            request_s=cost.request_s,
+            request_s=cost.request_s + cost.prompt_token_s * _mean_prompt(workload),
             stream_token_s=cost.stream_token_s,
         )
 
@@ -154,6 +153,12 @@ def _typical(workload: Workload) -> int:
     """Mean length of a sequence at its end."""
     total = sum(t.isl_tokens + t.osl_tokens for s in workload.sessions for t in s.turns)
     return max(1, round(total / max(1, workload.n_requests)))
+
+
+def _mean_prompt(workload: Workload) -> float:
+    """Mean prompt tokens of a request."""
+    total = sum(t.isl_tokens for s in workload.sessions for t in s.turns)
+    return total / max(1, workload.n_requests)
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,59 +245,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     summary: Summary | None = None
     error: str = ""
-
-
-def answers(
-    questions: Sequence[Question],
-    workload: Workload,
-    objective: Objective,
-    *,
-    workers: int | None = None,
-    progress: Callable[[int], None] = lambda _: None,
-) -> list[Outcome]:
-    """Every question's answer, in their order whatever the number of ``workers``."""
-    workers = min(workers or os.cpu_count() or 1, len(questions))
-    outcomes: list[Outcome] = []
-    for outcome in _map(questions, workload, objective, workers):
-        outcomes.append(outcome)
-        progress(len(outcomes))
-    return outcomes
-
-
-def _map(
-    questions: Sequence[Question], workload: Workload, objective: Objective, workers: int
-) -> Iterator[Outcome]:
-    if workers <= 1:
-        yield from (one(question, workload, objective) for question in questions)
-        return
-    # Spawned, not forked: the parent may have threads. What travels between the processes are our
-    # own objects; nothing is read from outside.
-    with ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_begin,
-        initargs=(workload, objective),
-    ) as pool:
-        yield from pool.map(_work, questions, chunksize=max(1, len(questions) // (8 * workers)))
-
-
-_shared: list[tuple[Workload, Objective]] = []
-
-
-def _begin(workload: Workload, objective: Objective) -> None:
-    _shared[:] = [(workload, objective)]
-
-
-def _work(question: Question) -> Outcome:
-    return one(question, *_shared[0])
-
-
-def one(question: Question, workload: Workload, objective: Objective) -> Outcome:
-    """One answer; a configuration that cannot be is an outcome too."""
-    try:
-        return Outcome(label=question.label, summary=question.answer(workload, objective))
-    except HullspeedError as error:
-        return Outcome(label=question.label, error=str(error))
 
 
 def pareto(outcomes: Iterable[Outcome]) -> set[str]:

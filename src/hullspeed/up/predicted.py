@@ -44,11 +44,18 @@ def predict(
         eviction=config.eviction,
         stream_token_s=over.stream_token_s,
     )
+    if (others := ceilings.interruptions) is not None:
+        engine = msgspec.structs.replace(
+            engine, interrupted_every_s=others.every_s, interrupted_s=others.lost_s
+        )
     cost = StepCost(arch, ceilings, config.weight_dtype)
     predictions = []
     for cell in cells:
-        request_s = over.request_seconds(cell.isl_tokens)
-        replaced = msgspec.structs.replace(engine, request_s=request_s)
+        replaced = msgspec.structs.replace(
+            engine,
+            request_s=over.request_seconds(cell.isl_tokens),
+            request_work_s=over.work_seconds(cell.isl_tokens),
+        )
         outcome = simulate(replaced, cost, cell.as_load())
         predictions.append(
             Prediction(
