@@ -21,9 +21,10 @@ from hullspeed.plan.source import load_model
 from hullspeed.twin.agents import AgentLoad, agent_sessions
 from hullspeed.twin.arrivals import Arrivals
 from hullspeed.twin.cache_rows import cache_row, policies
+from hullspeed.twin.fanout import answers
 from hullspeed.twin.generate import closed_loop, open_loop
 from hullspeed.twin.lengths import Lengths
-from hullspeed.twin.question import Question, answers
+from hullspeed.twin.question import Question
 from hullspeed.twin.summary import Objective
 from hullspeed.twin.sweep import expand, parse_axes
 

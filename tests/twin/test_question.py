@@ -16,10 +16,11 @@ from hullspeed.memory.vllm_pool import VllmPool
 from hullspeed.plan.capacity import memory_of
 from hullspeed.plan.source import load_model
 from hullspeed.twin.arrivals import Arrivals
+from hullspeed.twin.fanout import answers
 from hullspeed.twin.generate import closed_loop, open_loop
 from hullspeed.twin.lengths import Lengths
 from hullspeed.twin.profiles import profile, profiles
-from hullspeed.twin.question import Outcome, Question, answers, capacity, pareto, with_settings
+from hullspeed.twin.question import Outcome, Question, capacity, pareto, with_settings
 from hullspeed.twin.summary import Objective
 from hullspeed.twin.sweep import expand, parse_axes, what_if
 from hullspeed.twin.workload import Workload

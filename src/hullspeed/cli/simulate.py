@@ -75,6 +75,7 @@ def simulate(
     cache_budget: Annotated[tuple[str, ...], Many] = ("8GiB", "24GiB"),
     policy: Annotated[tuple[str, ...], Many] = (),
     workers: int | None = None,
+    ray: str | None = None,
     save_trace: Path | None = None,
     html: Path | None = None,
     json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -185,6 +186,9 @@ def simulate(
         Only these policies.
     workers
         Processes for sweeps; as many as there are cores unless given. The result is the same.
+    ray
+        Sweep over a Ray cluster at this address instead (auto: the one that runs here; local: start
+        one). The result is the same.
     save_trace
         Write the workload in hullspeed's own format.
     html
@@ -440,7 +444,8 @@ def _many(
 ) -> tuple[dict[str, Any], Report]:
     from hullspeed.plan.capacity import memory_of
     from hullspeed.report.simulated import sweep_report
-    from hullspeed.twin.question import answers, pareto
+    from hullspeed.twin.fanout import answers
+    from hullspeed.twin.question import pareto
     from hullspeed.twin.sweep import expand, parse_axes, what_if
 
     price = options["price"]
@@ -454,7 +459,12 @@ def _many(
             sys.stderr.write(f"{done} of {len(questions)} configurations\n")
 
     outcomes = answers(
-        questions, workload, objective, workers=options["workers"], progress=progress
+        questions,
+        workload,
+        objective,
+        workers=options["workers"],
+        ray=options["ray"],
+        progress=progress,
     )
     front = pareto(outcomes)
     report = sweep_report(title, outcomes, front, ranked=options["what_if"])
