@@ -33,10 +33,10 @@ def slow_log(folder: Path, factor: float) -> Path:
     lines = []
     for n in (4, 16, 64):
         rate = n / (cost.batch_seconds(n, 2000 * n, ()) * factor)
-        lines.append(
+        lines += 2 * [
             f"Decode batch. #running-req: {n}, #token: {2000 * n}, token usage: 0.1, "
             f"gen throughput (token/s): {rate:.1f}, #queue-req: 0"
-        )
+        ]
     path = folder / "engine.log"
     path.write_text("\n".join(lines), encoding="utf-8")
     return path

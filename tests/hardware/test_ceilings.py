@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from hullspeed.hardware.ceilings import (
     Ceilings,
     Curve,
+    age_s,
     ceilings_path,
+    disturbed,
+    keep_ceilings,
     load_ceilings,
     quick_ceilings,
     save_ceilings,
@@ -70,3 +73,32 @@ def test_a_damaged_file_is_as_if_there_were_none(data: bytes, tmp_path: Path) ->
     machine = detect_machine()
     ceilings_path(machine, tmp_path).write_bytes(data)
     assert load_ceilings(machine, tmp_path) is None
+
+
+def test_a_disturbed_calibration_does_not_replace_a_good_one(
+    quick: Ceilings, tmp_path: Path
+) -> None:
+    machine = detect_machine()
+    good = msgspec.structs.replace(quick, measured_at="2026-01-01T00:00:00Z")
+    bad = disturbed(quick, 0.3)
+    assert not bad.quiet
+    assert bad.relative_error == pytest.approx(quick.relative_error + 0.3)
+    assert "30%" in bad.notes[-1]
+    _, better = keep_ceilings(bad, machine, tmp_path)
+    assert better is None  # there was nothing yet
+    _, better = keep_ceilings(good, machine, tmp_path)
+    assert better is None
+    path, better = keep_ceilings(bad, machine, tmp_path)
+    assert better == load_ceilings(machine, tmp_path) == good
+    assert path == ceilings_path(machine, tmp_path)
+    # One that says more replaces it all the same.
+    _, better = keep_ceilings(msgspec.structs.replace(bad, served=True), machine, tmp_path)
+    assert better is None
+    other = msgspec.structs.replace(bad, threads=good.threads + 1)
+    save_ceilings(good, machine, tmp_path)
+    assert keep_ceilings(other, machine, tmp_path)[1] is None
+
+
+def test_the_age_of_a_calibration(quick: Ceilings) -> None:
+    assert 0 <= age_s(quick) < 300
+    assert age_s(msgspec.structs.replace(quick, measured_at="2020-01-01T00:00:00Z")) > 1e8

@@ -117,18 +117,43 @@ INFO Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput:
 Running: 8 reqs, Waiting: 0 reqs, GPU KV cache usage: 12.0%, Prefix cache hit rate: 0.0%
 INFO Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 100.0 tokens/s, \
 Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 4.0%, Prefix cache hit rate: 0.0%
+(APIServer pid=3646) INFO 05-19 10:13:21 [loggers.py:271] Engine 000: Avg prompt throughput: 0.0 \
+tokens/s, Avg generation throughput: 100.0 tokens/s, Running: 3 reqs, Waiting: 42 reqs, GPU KV \
+cache usage: 95.0%, Prefix cache hit rate: 0.0%
 """
-SGLANG = """[2026-03-01 10:00:00] Decode batch. #running-req: 16, #token: 32000, token usage: \
-0.10, cuda graph: True, gen throughput (token/s): 800.0, #queue-req: 0
-"""
+
+
+def sglang(rank: str, running: int, tokens: int, rate: float, drafts: str = "") -> str:
+    return (
+        f"[2026-04-08 14:05:21{rank}] Decode batch, #running-req: {running}, #token: {tokens}, "
+        f"token usage: 0.29, {drafts}cuda graph: True, gen throughput (token/s): {rate}, "
+        "#queue-req: 0"
+    )
+
+
+PREFILL = "[2026-04-08 14:05:22] Prefill batch, #new-seq: 1, #new-token: 158, #cached-token: 0"
+SGLANG = [
+    sglang("", 16, 31000, 640.0),  # of an interval that began before the log
+    sglang("", 16, 32000, 800.0),
+    PREFILL,
+    sglang("", 16, 32800, 500.0),  # a prompt was in it
+    sglang("", 12, 30000, 700.0),  # requests left in it
+    sglang(" DP1 TP0", 12, 30000, 700.0),  # another rank's
+    sglang("", 12, 30400, 600.0),
+    sglang("", 12, 30800, 1740.0, "accept len: 2.90, "),  # verifies drafts
+]
 
 
 def test_engine_logs() -> None:
     assert observed_of_log(VLLM) == [
-        ObservedStep(n_decode=8, context_tokens=12_000, seconds=0.02)
-    ]  # the first carries prompts, the last has lost requests on the way
-    assert observed_of_log(SGLANG) == [
-        ObservedStep(n_decode=16, context_tokens=32_000, seconds=0.02)
+        ObservedStep(n_decode=8, context_tokens=12_000, seconds=0.02),
+        # The first carries prompts, the third has lost requests on the way; that others wait for
+        # pages is no matter.
+        ObservedStep(n_decode=3, context_tokens=95_000, seconds=0.03),
+    ]
+    assert observed_of_log("\n".join(SGLANG)) == [
+        ObservedStep(n_decode=16, context_tokens=32_000, seconds=0.02),
+        ObservedStep(n_decode=12, context_tokens=30_400, seconds=0.02),
     ]
     with pytest.raises(UsageError, match="no interval of plain decoding"):
         observed_of_log("INFO started\n")
@@ -147,6 +172,13 @@ def test_benchmarks(tmp_path: Path) -> None:
         isl=1024, osl=128, concurrency=16, requests=100, ttft_s=0.08, tpot_s=0.009,
         output_tokens_per_s=1500.0,
     )  # fmt: skip
+    sglang = [vllm | {"request_rate": float("inf"), "max_concurrency": n} for n in (1, 8)]
+    at_a_rate = vllm | {"request_rate": 4.0}
+    path.write_text("\n".join(map(json.dumps, [*sglang, at_a_rate])) + "\n", encoding="utf-8")
+    loads = observed_of_bench(path)
+    assert [one.concurrency for one in loads if isinstance(one, ObservedLoad)] == [1, 8]
+    path.write_text(json.dumps(vllm | {"request_rate": "inf"}), encoding="utf-8")
+    assert observed_of_bench(path) == [load]
     cell = {
         "load": "closed 4", "ok": 16, "prompt_tokens": {"mean": 512.0},
         "output_tokens": {"mean": 64.0}, "cached_tokens": {"mean": 112.0},
@@ -162,6 +194,8 @@ def test_benchmarks(tmp_path: Path) -> None:
     ("text", "wrong"),
     [
         ("{", "cannot read"),
+        ('{"mean_ttft_ms": 1, "request_rate": 4.0}', "no closed loop"),
+        ('{"mean_ttft_ms": 1, "request_rate": "fast"}', "lacks a field"),
         ("[]", "no benchmark result"),
         ('{"cells": []}', "no closed loop"),
         ('{"mean_ttft_ms": 1}', "lacks a field"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 
+import msgspec
 import pytest
 
 from hullspeed.arch.mixers import FullAttention
@@ -15,7 +16,7 @@ from hullspeed.arch.model import Layer, ModelArch
 from hullspeed.clock import VirtualClock
 from hullspeed.core.step import Step, StepResult
 from hullspeed.errors import UnsupportedModelError
-from hullspeed.hardware.ceilings import KERNELS_VERSION, Ceilings
+from hullspeed.hardware.ceilings import KERNELS_VERSION, Ceilings, Curve
 from hullspeed.hardware.machine import detect_machine
 from hullspeed.kernels.cpu.backend import CpuKernels
 from hullspeed.models.decoder import Decoder
@@ -93,6 +94,44 @@ def test_spans_of_a_synthetic_batch_share_no_pages() -> None:
     used = [set(row[:2].tolist()) for row in batch.page_table]
     assert not used[0] & used[1]
     assert not used[1] & used[2]
+
+
+def test_sequences_that_share_their_past_share_pages() -> None:
+    batch, n_pages = synthetic_batch([(1, 100)] * 3, shared=True)
+    assert n_pages == 2
+    assert (batch.page_table == batch.page_table[0]).all()
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.2])
+def test_whole_steps_are_met_again(small: Ceilings, factor: float) -> None:
+    """Layers with known overheads, and steps that are all a little slower than their parts."""
+    arch = small_arch()
+    dtype = next(iter(small.linear_flops_per_s))
+    none = Curve((1.0,), (1.0,))
+    over = msgspec.structs.replace(small.overheads, step_s=0.0, sequence_s=0.0)
+    bare = msgspec.structs.replace(
+        small, decode_factor=none, chunk_factor=none, mixed_factor=none,
+        overheads=msgspec.structs.replace(over, layer_s=0.0, layer_token_s=0.0),
+    )  # fmt: skip
+    truth = msgspec.structs.replace(
+        bare, overheads=msgspec.structs.replace(over, layer_s=1e-4, layer_token_s=1e-5)
+    )
+    cost = StepCost(arch, truth, dtype)
+
+    def seconds(spans: measured.Spans) -> float:
+        mixed = 1.1 if len(spans) > 1 and spans[-1][0] > 1 else 1.0
+        return factor * mixed * cost.seconds([Shape(n, start) for n, start in spans])
+
+    steps = [
+        [(1, 511)], [(1, 511)] * 8, [(1, 255)] * 64, [(64, 0)], [(256, 0)], [(256, 256)],
+        [*[(1, 511)] * 31, (225, 128)],
+    ]  # fmt: skip
+    found = measured.fit_steps(bare, arch, dtype, [(spans, seconds(spans)) for spans in steps])
+    fitted = StepCost(arch, found, dtype)
+    unseen: list[measured.Spans] = [[(1, 511)] * 4, [(128, 64)], [*[(1, 300)] * 31, (225, 64)]]
+    for spans in (*steps, *unseen):
+        ours = fitted.seconds([Shape(n, start) for n, start in spans])
+        assert ours == pytest.approx(seconds(spans), rel=0.1), spans
 
 
 def test_the_best_of_many_runs_is_taken() -> None:
