@@ -3,9 +3,9 @@
     python benchmarks/accuracy.py --points measured_points.csv [--markdown docs/accuracy.md]
 
 Every row that names a known model, GPU, lengths and load is played as it was measured. Rows of
-groups that the fit has seen (``coefficients.toml``) and rows of groups left out of it are counted
-apart. Worst first. With aiconfigurator-core 0.12.0 importable, its answers to the same rows stand
-beside ours.
+groups kept back from everything, rows that the fit does not use, and rows of groups that it has
+seen (``coefficients.toml``) are counted apart. Worst first. With aiconfigurator-core 0.12.0
+importable, its answers to the same rows stand beside ours.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from fitting import JUDGED, kept_back, usable
+
 from hullspeed.arch import catalogue
 from hullspeed.errors import UsageError
 from hullspeed.hardware.catalogue import find_gpu
-from hullspeed.perf.fitted import spread_of, training_groups
+from hullspeed.perf.fitted import regime_of, spread_of, training_groups
 from hullspeed.perf.measured_tables import Tables, load_tables
 from hullspeed.perf.points import Point, read_points
 from hullspeed.perf.roofline import Roofline
 from hullspeed.perf.steady import steady_state
 from hullspeed.plan.measured import Predicted, model_of, predict_point
 
+_TABLES = "## All tables"
 METRICS = ("ttft", "tpot", "output")
-JUDGED = ("H100-SXM", "H200", "A100-80GB-SXM", "A100-40GB-SXM")
 
 
 class Result(NamedTuple):
@@ -42,6 +44,7 @@ class Result(NamedTuple):
     fitted: float
     roofline: float
     tables: float
+    regime: str
 
     def error(self, method: str) -> float:
         """Of ``method``, as a share of the measured value."""
@@ -79,16 +82,17 @@ def results_of(point: Point, tables: Tables | None) -> list[Result]:
         return []
     plain = roofline(point) if point.protocol != "open" else Predicted(0.0, 0.0, 0.0)
     theirs = tables.steady(point) if tables else None
+    regime = regime_of(ours.waited, in_process=point.in_process)
     measured = (point.ttft_s, point.tpot_s, point.output_tokens_per_s)
     return [
-        Result(point, metric, value, ours[i], plain[i], theirs[i] if theirs else 0.0)
+        Result(point, metric, value, ours[i], plain[i], theirs[i] if theirs else 0.0, regime)
         for i, (metric, value) in enumerate(zip(METRICS, measured, strict=True))
         if value > 0
     ]
 
 
 def covered(result: Result) -> bool:
-    low, high = spread_of(result.metric)
+    low, high = spread_of(result.metric, 80, result.regime)
     return low * result.fitted <= result.measured <= high * result.fitted
 
 
@@ -122,9 +126,17 @@ def table(title: str, results: list[Result], key: Callable[[Result], tuple[str, 
 def report(results: list[Result]) -> list[str]:
     seen = training_groups()
     judged = [r for r in results if r.point.gpu in JUDGED and kind(r.point) != "MoE"]
+    kept = [r for r in results if kept_back(r.point)]
+    rest = [r for r in results if not kept_back(r.point)]
+    used = [r for r in rest if usable(r.point) and r.point.group in seen]
     parts: Iterable[tuple[str, list[Result]]] = (
-        ("left out of the fit", [r for r in results if r.point.group not in seen]),
-        ("seen by the fit", [r for r in results if r.point.group in seen]),
+        ("kept back", [r for r in kept if usable(r.point)]),
+        ("kept back, rows that the fit would not use", [r for r in kept if not usable(r.point)]),
+        (
+            "not used by the fit",
+            [r for r in rest if not (usable(r.point) and r.point.group in seen)],
+        ),
+        ("seen by the fit", used),
     )
     lines = ["Median / 90th percentile of |predicted / measured - 1|.", ""]
     for name, rows in parts:
@@ -134,12 +146,19 @@ def report(results: list[Result]) -> list[str]:
         narrow = [r for r in judged if r in rows]
         if narrow:
             lines += table("H100, H200, A100; dense and hybrid", narrow, lambda r: (r.metric,))
+            lines += table("the same by load", narrow, lambda r: (r.regime, r.metric))
         lines += table("by source and engine", rows,
                        lambda r: (r.point.family, r.point.engine, r.metric))  # fmt: skip
         lines += table("by GPU", rows, lambda r: (r.point.gpu, r.metric))
         lines += table("by kind of model", rows, lambda r: (kind(r.point), r.metric))
         lines += table("by model", rows, lambda r: (r.point.model, r.metric))
     return lines
+
+
+def write_tables(path: Path, lines: list[str]) -> None:
+    """Replace the tables of a page; what stands before their heading stays."""
+    before = path.read_text(encoding="utf-8").partition(_TABLES)[0] if path.exists() else ""
+    path.write_text(f"{before}{_TABLES}\n\n" + "\n".join(lines), encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -159,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{r.point.osl:.0f} {r.metric} {r.measured:.4g} fitted {r.fitted:.4g}"
             )
     if given.markdown:
-        given.markdown.write_text("\n".join(lines), encoding="utf-8")
+        write_tables(given.markdown, lines)
     return 0
 
 

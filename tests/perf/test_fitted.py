@@ -8,7 +8,16 @@ from hullspeed.arch import catalogue
 from hullspeed.errors import UsageError
 from hullspeed.hardware.catalogue import find_gpu
 from hullspeed.hardware.detect import gpu_from_driver
-from hullspeed.perf.fitted import FittedCost, coefficients_of, engine_of, spread_of, training_groups
+from hullspeed.perf.fitted import (
+    REGIMES,
+    FittedCost,
+    coefficients_of,
+    engine_of,
+    measured_gpus,
+    regime_of,
+    spread_of,
+    training_groups,
+)
 from hullspeed.perf.gemm import padded_rows, wave_factor
 from hullspeed.perf.nearest import nearest_points, public_points
 from hullspeed.perf.speculative import SpeculativeCost
@@ -78,12 +87,12 @@ def test_experts_of_many_tokens_are_all_read() -> None:
 
 def test_rows_in_tiles_and_waves() -> None:
     assert [padded_rows(n) for n in (0, 1, 16, 17, 128, 129, 4096)] == [
-        0, 16, 16, 32, 128, 256, 4096,
+        0, 16, 16, 32, 128, 192, 4096,
     ]  # fmt: skip
     factor = wave_factor(find_gpu("H100-SXM"), catalogue.load("Qwen/Qwen3-32B"), 1)
     assert factor(64) == 1
     assert 1 <= factor(8192) < 1.1
-    assert factor(256) >= factor(8192)
+    assert factor(512) >= factor(8192)
     assert wave_factor(find_gpu("MI300X"), dense_arch(), 1)(4096) == 1
 
 
@@ -114,7 +123,52 @@ def test_intervals_widen_with_their_share() -> None:
     for metric in ("ttft", "tpot", "output"):
         narrow, wide = spread_of(metric), spread_of(metric, 90)
         assert wide.low <= narrow.low < 1 < narrow.high <= wide.high
+        for regime in REGIMES:
+            some, new = spread_of(metric, 80, regime), spread_of(metric, 80, regime, seen=False)
+            assert new.low <= some.low < 1 < some.high <= new.high
+    assert {"H100-SXM", "H200", "A100-80GB-SXM"} <= measured_gpus()
     assert len(training_groups()) > 50
+
+
+def test_a_load_is_told_by_how_long_its_requests_wait() -> None:
+    assert [regime_of(waited) for waited in (1.0, 3.0, 50.0)] == ["alone", "shared", "queued"]
+    assert regime_of(3.0, in_process=True) == "process"
+    queued, decode = spread_of("tpot", 80, "queued"), spread_of("tpot", 80, "alone")
+    assert queued.high / queued.low > decode.high / decode.low
+
+
+def test_a_host_takes_its_own_time_and_leaves_the_gpu_alone() -> None:
+    plain = coefficients_of("vllm-0.7")
+    named = coefficients_of("vllm-0.7", "accelmark NVIDIA H200")
+    factor = named.terms["steps"] / plain.terms["steps"]
+    assert factor != 1
+    assert named.terms["sequences"] / plain.terms["sequences"] == pytest.approx(factor)
+    assert named.terms["weights_s"] == plain.terms["weights_s"]
+    assert coefficients_of("vllm", "nobody's") == coefficients_of("vllm")
+
+
+def test_weights_that_are_unpacked_first_cost_their_unpacking() -> None:
+    from dataclasses import replace
+
+    a100 = find_gpu("A100-80GB-SXM")
+    arch = catalogue.load("meta-llama/Llama-3.1-8B")
+    tables = 4 * arch.vocab * arch.hidden
+    stored = round(0.56 * StepTerms(arch, a100).work.body_params) + tables
+    marlin, plain = (
+        StepTerms(replace(arch, quant=quant), a100, weight_bytes=stored)
+        for quant in ("gptq", "gptq-exllama")
+    )
+    one, many = plain.of(1, 10, ()).weights_s, plain.of(100, 1000, ()).weights_s
+    assert one == pytest.approx(marlin.of(1, 10, ()).weights_s, rel=0.1)
+    full = StepTerms(arch, a100).of(100, 1000, ())
+    assert many > full.weights_s + full.multiply_s  # no better than 16 bit where many decode
+
+
+def test_in_process_nothing_is_sent() -> None:
+    served = engine_of("vllm", find_gpu("H200"))
+    inside = engine_of("vllm", find_gpu("H200"), in_process=True)
+    assert inside.request_s == 0 < served.request_s
+    assert inside.first_token_s < served.first_token_s
 
 
 def test_small_cards_have_smaller_steps() -> None:

@@ -52,7 +52,8 @@ def test_what_a_row_says_and_what_is_assumed(write) -> None:  # type: ignore[no-
                 "rate inf, 1000 prompts, max/peak concurrency 1000.0"),
                 notes="mean TPOT 22.5 ms; cmd: vllm serve Qwen/Qwen3-32B-FP8; case: x"),
             row(source="FreedomIntelligence/AccelMark x", isl="sharegpt std", osl="sharegpt std",
-                concurrency_or_rate="open-loop 5 qps", version="0.7.3"),
+                concurrency_or_rate="open-loop 5 qps", version="0.7.3", notes="P50; suite_C",
+                gpu="NVIDIA H200"),
             row(source="sgl-project/sglang:x", engine="sglang", concurrency_or_rate="16",
                 notes="MTP on, accept len ~3.2; P50; num_prompts 64, mem-fraction 0.8"),
         )
@@ -63,15 +64,75 @@ def test_what_a_row_says_and_what_is_assumed(write) -> None:  # type: ignore[no-
     assert (burst.protocol, burst.prompts, burst.quant) == ("burst", 1000, "fp8")
     assert burst.tpot_s == pytest.approx(0.0225)
     assert (opened.protocol, opened.rate, opened.engine) == ("open", 5.0, "vllm-0.7")
+    assert (opened.prompts, opened.step_tokens, opened.max_running) == (300, 4096, 256)
+    assert opened.in_process
+    assert opened.machine == "accelmark NVIDIA H200"
     assert (drafted.accept, drafted.prompts, drafted.memory_fraction) == (3.2, 64, 0.8)
     assert drafted.median
     assert drafted.group.endswith("speculative")
+
+
+def test_scenarios_of_a_suite_and_flags_of_a_command(write) -> None:  # type: ignore[no-untyped-def]
+    ours = {"source": "FreedomIntelligence/AccelMark x", "isl": "p50 28650", "osl": "256"}
+    batch, alone, new, rated, queued, flagged = read_points(
+        write(
+            row(**ours, version="0.7.3", notes="suite_D offline",
+                concurrency_or_rate="offline, client_concurrency 4 (engine batches internally)"),
+            row(**ours, version="0.7.3", notes="P50; suite_D",
+                concurrency_or_rate="concurrency 1 (interactive)"),
+            row(**ours, version="0.20.1", notes="P50; suite_C", precision="W4A16/gptq",
+                concurrency_or_rate="open-loop 25 qps"),
+            row(source="gpustack/gpustack docs", notes="mean TPOT 9 ms; case: Rate 16",
+                concurrency_or_rate="rate inf, 1000 prompts, max/peak concurrency 447"),
+            row(source="NVIDIA/TensorRT-LLM docs/x", engine="trtllm", output_tok_s="5174",
+                concurrency_or_rate="max throughput, all requests queued"),
+            row(source="gpustack/gpustack docs", notes=(
+                "mean TPOT 9 ms; cmd: vllm serve X --max-num-batched-tokens 16384 --max-num-seqs=64"
+                " --enforce-eager; case: x"),
+                concurrency_or_rate="rate inf, 1000 prompts, max/peak concurrency 1000"),
+        )
+    )  # fmt: skip
+    assert (batch.protocol, batch.prompts, batch.max_running) == ("burst", 50, 64)
+    assert (batch.step_tokens, batch.memory_fraction) == (30208, 0.85)
+    assert batch.eager  # contexts beyond what 0.7 captures in graphs
+    assert (alone.protocol, alone.concurrency, alone.prompts) == ("closed", 1, 100)
+    assert (new.max_running, new.step_tokens, new.eager) == (128, 2048, True)
+    assert new.quant == "gptq-exllama"
+    assert "| gptq |" in new.group
+    assert (rated.protocol, rated.rate, rated.prompts) == ("open", 16.0, 1000)
+    assert (queued.protocol, queued.prompts, queued.spread) == ("burst", 1500, 1.0)
+    assert (flagged.step_tokens, flagged.max_running, flagged.eager) == (16384, 64, True)
+
+
+def test_lengths_drawn_from_a_table_keep_its_mean(write) -> None:  # type: ignore[no-untyped-def]
+    (point,) = read_points(
+        write(row(source="FreedomIntelligence/AccelMark x", version="0.7.3", notes="P50; suite_C",
+                  concurrency_or_rate="open-loop 5 qps"))
+    )  # fmt: skip
+    asks = asks_of(point)
+    assert len(asks) == 300
+    assert statistics.fmean(ask.isl for ask in asks) == pytest.approx(240, rel=0.1)
+    assert statistics.fmean(ask.osl for ask in asks) == pytest.approx(317, rel=0.1)
+    assert max(ask.osl for ask in asks) <= 512  # where the suite cuts
+    assert asks[-1].at_s == pytest.approx(300 / 5, rel=0.2)
+
+
+def test_how_long_a_request_waits(public: list[Point]) -> None:
+    """A single client waits for itself alone; one among many waits for others too."""
+    from dataclasses import replace
+
+    point = next(p for p in public if p.isl == 1024 and p.engine == "vllm")
+    alone = predict_point(replace(point, concurrency=1, prompts=16))
+    many = predict_point(replace(point, concurrency=128, prompts=512))
+    assert alone.waited == pytest.approx(1, abs=0.1)
+    assert many.waited > 2 * alone.waited
 
 
 def test_rows_that_say_too_little_are_left_out(write) -> None:  # type: ignore[no-untyped-def]
     path = write(
         row(model="Someone/Else-7B"), row(gpu="TPU v5"), row(isl=""), row(gpu="A40 (not stated)"),
         row(concurrency_or_rate="max throughput, all requests queued"),
+        row(source="FreedomIntelligence/AccelMark x", notes="no suite"),
     )  # fmt: skip
     assert read_points(path) == []
 

@@ -24,8 +24,11 @@ from hullspeed.perf.work import Shape
 _COEFFICIENTS = Path(__file__).with_name("coefficients.toml")
 _ENGINES = Path(__file__).with_name("engines.toml")
 _LARGE_BYTES = 70 * 2**30
-ENGINES = ("vllm", "sglang", "trtllm")
+ENGINES = ("vllm", "sglang", "trtllm", "vllm-0.7", "vllm-0.7-offline")
 ENGINE_TERMS = ("steps", "sequences")
+REGIMES = ("alone", "shared", "queued", "process")
+_SHARED, _QUEUED = 1.5, 6.0  # times the first token of one request alone
+HOST_TERMS = (*ENGINE_TERMS, "eager_layers")  # what a faster or slower host changes
 
 
 class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,28 +162,53 @@ def split(shapes: Sequence[Shape]) -> tuple[int, int, list[Shape]]:
     return len(single), sum(shape.context_tokens for shape in single), chunks
 
 
-def coefficients_of(engine: str) -> Coefficients:
-    """The committed fit for ``engine``; an engine it has not seen is taken as vLLM."""
+def coefficients_of(engine: str, machine: str = "") -> Coefficients:
+    """The committed fit for ``engine``; an engine it has not seen is taken as vLLM. ``machine``
+    names a host that points of the fit were measured on, if its speed is to be taken into account.
+    """
     data = _load()
-    known = engine if engine in ENGINES else "vllm"
+    own = data["engine"][engine if engine in ENGINES else "vllm"]
     terms = {name: float(row["value"]) for name, row in data["terms"].items()}
-    own = data["engine"][known]
     terms |= {name: float(own[name]) for name in ENGINE_TERMS}
+    host = float(data["machine"].get(machine, 1.0))
+    terms |= {name: terms[name] * host for name in HOST_TERMS}
     fit = data["fit"]
     origin = (
-        f"not measured here: {len(terms) + 1} coefficients on the data sheet, fitted to "
-        f"{fit['points']:,} published points; on groups left out of the fit their median error "
-        f"was {fit['cv']['ttft']:.0%} for TTFT, {fit['cv']['tpot']:.0%} for TPOT"
+        f"not measured here: {fit['coefficients']} coefficients on the data sheet and "
+        f"{fit['host_constants']} of hosts, fitted to {fit['points']:,} published points; on "
+        f"groups left out of the fit their median error was {fit['cv']['ttft']:.0%} for TTFT, "
+        f"{fit['cv']['tpot']:.0%} for TPOT"
     )
-    return Coefficients(terms=terms, first_token_s=float(own["first_token_s"]), origin=origin)
+    first_token_s = float(own["first_token_s"]) * host
+    return Coefficients(terms=terms, first_token_s=first_token_s, origin=origin)
 
 
-def spread_of(metric: str, share: int = 80) -> Spread:
-    """Factors that hold ``share`` % of the measured values of left-out groups: ``metric`` is
-    ``ttft``, ``tpot`` or ``output``; 80 and 90 are kept.
+def regime_of(waited: float, *, in_process: bool = False) -> str:
+    """What kind of load a prediction is of: ``waited`` is its time to first token over that of one
+    such request alone; ``in_process`` without a server in front.
     """
-    low, high = _load()["interval"][metric][f"p{share}"]
+    if in_process:
+        return "process"
+    return "alone" if waited < _SHARED else "shared" if waited < _QUEUED else "queued"
+
+
+def spread_of(metric: str, share: int = 80, regime: str = "", *, seen: bool = True) -> Spread:
+    """Factors that hold ``share`` % of the measured values of left-out groups: ``metric`` is
+    ``ttft``, ``tpot`` or ``output``; 80 and 90 are kept. ``regime`` as :func:`regime_of` says it;
+    a GPU that no point was measured on (not ``seen``) is at least as uncertain as those that were
+    left out whole.
+    """
+    kinds = _load()["interval"][metric]
+    low, high = kinds.get(regime, kinds["all"])[f"p{share}"]
+    if not seen:
+        wide = kinds["unseen"][f"p{share}"]
+        low, high = min(low, wide[0]), max(high, wide[1])
     return Spread(float(low), float(high))
+
+
+def measured_gpus() -> frozenset[str]:
+    """GPUs that points of the fit were measured on."""
+    return frozenset(_load()["fit"]["gpus"])
 
 
 def training_groups() -> frozenset[str]:
@@ -188,21 +216,21 @@ def training_groups() -> frozenset[str]:
     return frozenset(_load()["fit"]["groups"])
 
 
-def engine_of(engine: str, gpu: Gpu, *, offline: bool = False) -> Engine:
-    """What the replay knows of ``engine`` at its defaults on ``gpu``; ``offline`` without a server
-    in front.
+def engine_of(engine: str, gpu: Gpu, *, in_process: bool = False) -> Engine:
+    """What the replay knows of ``engine`` at its defaults on ``gpu``; ``in_process`` without a
+    server in front.
     """
-    rows = _engines()
+    rows, fit = _engines(), _load()["fit"]
     row = rows.get(engine, rows["vllm"])
     small = gpu.memory_bytes < _LARGE_BYTES or gpu.name.startswith("A100")
+    first_token_s = coefficients_of(engine).first_token_s
     return Engine(
         step_tokens=row["step_tokens_small" if small else "step_tokens"],
-        max_running=row["max_running"],
+        max_running=row["max_running_small" if small else "max_running"],
         policy=row["policy"],
         reserve_output=row["reserve_output"],
-        stream_token_s=float(row.get("offline_token_s" if offline else "stream_token_s", 0.0)),
-        request_s=float(_load()["fit"]["request_s"]),
-        first_token_s=coefficients_of(engine).first_token_s,
+        request_s=0.0 if in_process else float(fit["request_s"]),
+        first_token_s=float(fit["in_process_first_token_s"]) if in_process else first_token_s,
     )
 
 

@@ -19,19 +19,21 @@ _SMS = {
 }  # fmt: skip
 _TILE_ROWS, _TILE_COLUMNS = 128, 128
 _SMALL_TILE_ROWS = 16  # the least M of a tensor-core instruction
+_HALF_TILE_ROWS = 64  # kernels choose tiles of half the height where that leaves fewer rows empty
 
 
 def padded_rows(rows: int) -> int:
-    """Rows that are computed for ``rows`` tokens: whole tiles of 16 up to 128, then of 128."""
+    """Rows that are computed for ``rows`` tokens: whole tiles of 16 up to 128, then of 64."""
     if rows <= 0:
         return 0
-    tile = _SMALL_TILE_ROWS if rows <= _TILE_ROWS else _TILE_ROWS
+    tile = _SMALL_TILE_ROWS if rows <= _TILE_ROWS else _HALF_TILE_ROWS
     return -(-rows // tile) * tile
 
 
 def wave_factor(gpu: Gpu, arch: ModelArch, tp: int) -> Callable[[int], float]:
     """By how much the last wave of tiles lengthens the layers' products at so many rows: 1 where
-    the tiles fill all multiprocessors a whole number of times. 1 for a GPU of unknown size.
+    the tiles fill all multiprocessors a whole number of times, or are so few that kernels split
+    them along K instead. 1 for a GPU of unknown size.
     """
     sms = _SMS.get(gpu.name, 0)
     if not sms:
@@ -51,8 +53,15 @@ def wave_factor(gpu: Gpu, arch: ModelArch, tp: int) -> Callable[[int], float]:
             return 1.0  # few rows are bound by reading, or split along K instead
         weighted = 0.0
         for columns, elements in products:
-            tiles = -(-rows // _TILE_ROWS) * -(-max(columns, 1) // _TILE_COLUMNS)
-            weighted += elements * -(-tiles // sms) * sms / tiles
+            across = -(-max(columns, 1) // _TILE_COLUMNS)
+            weighted += elements * min(
+                _last_wave(-(-rows // height) * across, sms)
+                for height in (_TILE_ROWS, _HALF_TILE_ROWS)
+            )
         return weighted / total
 
     return factor
+
+
+def _last_wave(tiles: int, sms: int) -> float:
+    return 1.0 if tiles <= sms else -(-tiles // sms) * sms / tiles

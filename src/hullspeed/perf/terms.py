@@ -17,6 +17,13 @@ from hullspeed.hardware.gpu import Gpu
 from hullspeed.perf.gemm import padded_rows, wave_factor
 from hullspeed.perf.work import Shape, Work
 
+# GPTQ's exllama kernels (vLLM csrc/quantization/gptq/q_gemm.cu): up to 50 rows in blocks of 8, each
+# of which reads the weights, without tensor cores; above, the weights are first written out in 16
+# bit.
+_EXLLAMA_ROWS, _EXLLAMA_BLOCK = 50, 8
+# Weights expanded on the way to 16 bit cost their products tensor-core time (AccelMark: W8A16 and
+# FP8 on Ampere serve 100 sequences no faster than BF16 does, though they read half).
+_EXPANDING = 1.4
 _ACTIVATION_PASSES = 12  # reads and writes of a hidden-wide 16-bit row in a layer beside its GEMMs
 
 
@@ -94,11 +101,17 @@ class StepTerms:
         self._peak = gpu.peak_flops_per_s(self.compute_dtype) * tp
         self._peak16 = gpu.flops_per_s["bf16"] * tp
         self._low = self.compute_dtype != "bf16"
+        self._exllama = arch.quant == "gptq-exllama"
+        # 16 bit outside tensor cores: twice the rate of 32 bit, four times on A100 (data sheets).
+        fp32 = gpu.flops_per_s.get("fp32", gpu.flops_per_s["bf16"] / 4)
+        self._half = fp32 * (4 if gpu.name.startswith("A100") else 2) * tp
+        plain = self._low or self._exllama or arch.quant == "none"
+        self._expanding = 1.0 if plain else _EXPANDING
         self._flops_per_token = work.body_flops(1)
         self._head_bytes = 2.0 * work.head_params
         self._row_bytes = 2.0 * _ACTIVATION_PASSES * arch.hidden * work.n_layers
         self._moe_layers = sum(hasattr(layer.mlp, "experts") for layer in arch.layers)
-        self._link = gpu.interconnect_bytes_per_s / 2
+        self._link = min(gpu.interconnect_bytes_per_s / 2, 450e9)
         self._reduce_bytes = 2 * work.n_layers * 2.0 * arch.hidden * 2 * (tp - 1) / tp
         self._delta_per_token = sum(
             layer.mixer.flops(1, 0)
@@ -117,6 +130,18 @@ class StepTerms:
         if self._kv_slope:
             return self._kv_slope * (context_tokens + n_decode)
         return n_decode * self.work.kv_bytes(context_tokens // n_decode + 1) if n_decode else 0.0
+
+    def _reading(self, n_tokens: int) -> tuple[float, float]:
+        """Seconds of reading the layers' weights, and of unpacking them first if need be."""
+        stored = self.work.body_bytes(n_tokens) / self._bandwidth
+        if not self._exllama:
+            return stored, 0.0
+        if n_tokens <= _EXLLAMA_ROWS:
+            return stored * -(-n_tokens // _EXLLAMA_BLOCK), self.work.body_flops(
+                n_tokens
+            ) / self._half
+        unpacked = stored * 2.0 / self.work.bytes_per_param
+        return unpacked, stored + unpacked
 
     def of(
         self,
@@ -138,9 +163,9 @@ class StepTerms:
             recurrent = self._delta_per_token * shape.n_tokens
             delta += recurrent
             attention += work.attention_flops(shape) - recurrent
-        reading = work.body_bytes(n_tokens) / self._bandwidth
+        reading, unpacking = self._reading(n_tokens)
         rows = padded_rows(n_tokens)
-        multiplying = self._flops_per_token * rows * self._wave(rows) / self._peak
+        multiplying = self._flops_per_token * rows * self._wave(rows) / self._peak * self._expanding
         weights_s = multiply_s = low_s = 0.0
         if reading / mbu >= multiplying / mfu:
             weights_s = reading
@@ -148,6 +173,7 @@ class StepTerms:
             low_s = multiplying
         else:
             multiply_s = multiplying
+        weights_s += unpacking
         if n_logits:
             head_read = self._head_bytes / self._bandwidth
             head_flops = 2.0 * work.head_params * padded_rows(n_logits) / self._peak16

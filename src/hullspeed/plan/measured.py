@@ -12,27 +12,33 @@ from hullspeed.arch import catalogue
 from hullspeed.errors import HullspeedError
 from hullspeed.hardware.catalogue import find_gpu
 from hullspeed.memory.budget import EngineSettings
-from hullspeed.perf.fitted import FittedCost, engine_of
-from hullspeed.perf.points import Point
+from hullspeed.perf.fitted import FittedCost, coefficients_of, engine_of
+from hullspeed.perf.points import Point, length_shares
 from hullspeed.perf.replay import Ask, Engine, Record, Replayed, replay
 from hullspeed.perf.speculative import MTP_ACCEPT, SpeculativeCost
+from hullspeed.perf.steady import prefill_seconds
 from hullspeed.perf.work import StepSeconds, Work
 from hullspeed.plan.capacity import memory_of
 from hullspeed.plan.model import PlannedModel
 
 # Bytes of a weight by format, scales included.
-_BYTES = {"none": 2.0, "fp8": 1.01, "int8": 1.0, "w8a16": 1.02, "gptq": 0.56, "awq": 0.56,
-          "nvfp4": 0.56, "mxfp4": 0.53}  # fmt: skip
+_BYTES = {"none": 2.0, "fp8": 1.01, "int8": 1.0, "w8a16": 1.02, "gptq": 0.56, "gptq-exllama": 0.56,
+          "awq": 0.56, "nvfp4": 0.56, "mxfp4": 0.53}  # fmt: skip
 _DRAFT_TOKENS = 3
 _MOST_PROMPTS = 3000
 
 
 class Predicted(NamedTuple):
-    """What a point is predicted to be; seconds and tokens per second."""
+    """What a point is predicted to be; seconds and tokens per second.
+
+    Attributes:
+        waited: Time to first token over that of one such request alone.
+    """
 
     ttft_s: float
     tpot_s: float
     output_tokens_per_s: float
+    waited: float = 1.0
 
 
 @cache
@@ -57,7 +63,15 @@ def cost_of(point: Point) -> FittedCost:
         weight_bytes=planned.weights.decoder,
         kv_dtype=point.kv_dtype,
         tp=point.tp,
+        eager=point.eager,
+        coefficients=coefficients_of(host_of(point), point.machine),
     )
+
+
+def host_of(point: Point) -> str:
+    """The engine as its host costs are kept: handed a batch, or behind a front end."""
+    offline = point.engine == "vllm-0.7" and point.protocol == "burst"
+    return f"{point.engine}-offline" if offline else point.engine
 
 
 def with_speculation(point: Point, cost: FittedCost) -> StepSeconds:
@@ -69,13 +83,22 @@ def with_speculation(point: Point, cost: FittedCost) -> StepSeconds:
 
 @cache
 def room_of(
-    model: str, quant: str, kv_dtype: str, gpu: str, tp: int, engine: str, fraction: float
+    model: str,
+    quant: str,
+    kv_dtype: str,
+    gpu: str,
+    tp: int,
+    engine: str,
+    fraction: float,
+    step_tokens: int,
 ) -> tuple[float, float]:
     """Tokens of KV that fit, and bytes of one sequence's state in tokens."""
     planned = model_of(model, quant)
     known = engine if engine in ("vllm", "sglang", "trtllm") else "vllm"
-    settings = EngineSettings(engine=known, tp=tp, max_model_len=16384, max_num_seqs=256,
-                              memory_fraction=fraction or None)  # fmt: skip
+    settings = EngineSettings(
+        engine=known, tp=tp, max_model_len=max(16384, step_tokens), max_num_seqs=256,
+        memory_fraction=fraction or None, max_num_batched_tokens=step_tokens or None,
+    )  # fmt: skip
     token_bytes = planned.arch.kv_bytes_per_token(kv_dtype) / tp
     state_bytes = planned.arch.state_bytes("fp32", planned.arch.dtype) / tp
     try:
@@ -94,14 +117,13 @@ def room_of(
 
 def engine_for(point: Point) -> Engine:
     """The point's engine with its memory."""
-    offline = point.family == "accelmark" and point.protocol == "burst"
-    base = engine_of(point.engine, find_gpu(point.gpu), offline=offline)
+    base = engine_of(point.engine, find_gpu(point.gpu), in_process=point.in_process)
     tokens, state_tokens = room_of(
         point.model, point.quant, point.kv_dtype, point.gpu, point.tp, point.engine,
-        point.memory_fraction,
+        point.memory_fraction, point.step_tokens if point.engine == "vllm-0.7" else 0,
     )  # fmt: skip
     length = point.isl + point.osl
-    running = base.max_running
+    running = point.max_running or base.max_running
     if state_tokens:  # recurrent state and KV share the pool
         running = min(running, max(1, int(tokens / (length + 2 * state_tokens))))
         tokens = max(tokens - 2 * running * state_tokens, length)
@@ -118,7 +140,13 @@ def asks_of(point: Point, seed: int = 0) -> list[Ask]:
     rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
     asks, at_s = [], 0.0
     for _ in range(min(point.prompts, max(_MOST_PROMPTS, 2 * point.concurrency))):
-        if point.spread:
+        if point.lengths:
+            shares = length_shares(point.lengths)
+            isl, osl = (
+                int(_at(shares[part], rng.random()) * mean)
+                for part, mean in (("input", point.isl), ("output", point.osl))
+            )
+        elif point.spread:
             isl, osl = (int(rng.uniform(point.spread, 1) * n) for n in (point.isl, point.osl))
         else:
             isl, osl = (
@@ -129,19 +157,29 @@ def asks_of(point: Point, seed: int = 0) -> list[Ask]:
     return asks
 
 
+def _at(deciles: list[float], share: float) -> float:
+    """The value that ``share`` of the requests stay below."""
+    place = share * (len(deciles) - 1)
+    low = min(int(place), len(deciles) - 2)
+    return deciles[low] + (deciles[low + 1] - deciles[low]) * (place - low)
+
+
 def play(point: Point, cost: StepSeconds, engine: Engine, record: Record | None = None) -> Replayed:
     """The point's load on ``engine``."""
     return replay(cost, asks_of(point), engine, concurrency=point.concurrency, record=record)
 
 
-def summarize(point: Point, replayed: Replayed) -> Predicted:
+def summarize(point: Point, replayed: Replayed, cost: StepSeconds, engine: Engine) -> Predicted:
     """The statistics that the point was published as."""
     middle = statistics.median if point.median else statistics.fmean
     tpots = [s.tpot_s for s in replayed.served if s.osl > 1]
+    ttft_s = middle([s.ttft_s for s in replayed.served])
+    alone_s = prefill_seconds(cost, int(point.isl), 0, engine.step_tokens)
     return Predicted(
-        ttft_s=middle([s.ttft_s for s in replayed.served]),
+        ttft_s=ttft_s,
         tpot_s=middle(tpots) if tpots else 0.0,
         output_tokens_per_s=replayed.output_tokens_per_s,
+        waited=ttft_s / (alone_s + engine.request_s + engine.first_token_s),
     )
 
 
@@ -151,5 +189,5 @@ def predict_point(point: Point) -> Predicted:
     Raises:
         UsageError: if its requests do not fit.
     """
-    cost = with_speculation(point, cost_of(point))
-    return summarize(point, play(point, cost, engine_for(point)))
+    cost, engine = with_speculation(point, cost_of(point)), engine_for(point)
+    return summarize(point, play(point, cost, engine), cost, engine)

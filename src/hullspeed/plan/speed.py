@@ -12,7 +12,15 @@ from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.hardware.gpu import Gpu
 from hullspeed.memory.budget import EngineSettings
 from hullspeed.perf.calibration import Calibration
-from hullspeed.perf.fitted import FittedCost, coefficients_of, engine_of, spread_of
+from hullspeed.perf.fitted import (
+    FittedCost,
+    Spread,
+    coefficients_of,
+    engine_of,
+    measured_gpus,
+    regime_of,
+    spread_of,
+)
 from hullspeed.perf.nearest import PublicPoint, nearest_points
 from hullspeed.perf.replay import Ask, Engine, Replayed, replay
 from hullspeed.perf.speculative import MTP_ACCEPT, SpeculativeCost
@@ -96,8 +104,7 @@ class Predictor:
     """Speed of one model on one target; keeps the cost model between questions."""
 
     def __init__(self, cost: StepSeconds, *, step_tokens: int, request_s: float, stream_s: float,
-                 ttft_factors: tuple[float, float], itl_factors: tuple[float, float],
-                 source: str, engine: Engine | None = None,
+                 spread: Callable[[str, str], Spread], source: str, engine: Engine | None = None,
                  near: Callable[[Workload, int], tuple[PublicPoint, ...]] | None = None,
                  prompt_token_s: float = 0.0) -> None:  # fmt: skip
         self.cost = cost
@@ -105,11 +112,7 @@ class Predictor:
         self._request_s = request_s
         self._prompt_token_s = prompt_token_s
         self._stream_s = stream_s
-        self._ttft_factors = ttft_factors
-        self._itl_factors = itl_factors
-        # Prompts are bound by arithmetic, whose share of peak varies more with kernels than
-        # bandwidth's does: at least a factor of two upwards where nothing was measured here.
-        self._prefill_factors = (itl_factors[0], max(itl_factors[1], ttft_factors[1] ** 0.5))
+        self._spread = spread  # of a metric in a regime
         self._source = source
         self._engine = (engine or Engine())._replace(
             step_tokens=step_tokens, request_s=request_s, stream_token_s=stream_s
@@ -131,10 +134,15 @@ class Predictor:
             UsageError: if no speeds are known for ``gpu``.
         """
         coefficients = coefficients_of(settings.engine)
-        ttft, tpot = spread_of("ttft", 90), spread_of("tpot", 90)
+        seen = gpu.name in measured_gpus()
+
+        def spread(metric: str, regime: str) -> Spread:
+            if calibration is not None:
+                return calibration.spread(metric)
+            return spread_of(metric, 90, regime, seen=seen)
+
         if calibration is not None:
             coefficients = calibration.apply(coefficients)
-            ttft, tpot = calibration.spread("ttft"), calibration.spread("tpot")
         plain = FittedCost(
             model.arch,
             gpu,
@@ -158,8 +166,7 @@ class Predictor:
             step_tokens=step_tokens(model.arch, memory_of(gpu), settings),
             request_s=engine.request_s + coefficients.first_token_s,
             stream_s=0.0,
-            ttft_factors=ttft,
-            itl_factors=tpot,
+            spread=spread,
             source=source,
             engine=engine,
             near=_near(model, gpu, settings),
@@ -181,36 +188,38 @@ class Predictor:
             how += f", on shapes of width {ceilings.hidden:,}"
         if not ceilings.quiet:
             how += ", while other processes disturbed it"
-        factors = (1 / (1 + error), 1 + error)
+        factors = Spread(1 / (1 + error), 1 + error)
         return cls(
             StepCost(model.arch, ceilings, weight_dtype),
             step_tokens=step_tokens or CPU_STEP_TOKENS,
             request_s=over.request_s,
             prompt_token_s=over.prompt_token_s,
             stream_s=over.stream_token_s,
-            ttft_factors=factors,
-            itl_factors=factors,
+            spread=lambda _metric, _regime: factors,
             source=how,
         )
 
     def speed(self, workload: Workload, concurrency: int) -> Speed:
         """Speed with ``concurrency`` requests in flight."""
         cold = self._steady(workload, concurrency, 0)
+        played = self._play(workload, concurrency, 0)
+        first = sorted(served.ttft_s for served in played.served[concurrency:])
+        alone_s = cold.prefill_s + self._request_seconds(workload)
+        regime = regime_of(statistics.median(first) / alone_s)
         cached = None
         if workload.shared_prefix:
             warm = self._steady(workload, concurrency, workload.shared_prefix)
             again = self._play(workload, concurrency, workload.shared_prefix)
             after = [served.ttft_s for served in again.served[concurrency:]]
             name = "TTFT, shared prefix cached"
-            cached = self._ttft(name, warm, concurrency, statistics.median(after))
-        played = self._play(workload, concurrency, 0)
-        first = sorted(served.ttft_s for served in played.served[concurrency:])
-        low, high = self._itl_factors
+            cached = self._ttft(name, warm, regime, statistics.median(after))
+        low, high = self._spread("tpot", regime)
+        slow, fast = self._spread("output", regime)
         per_s = (warm if workload.shared_prefix else cold).output_tokens_per_s
         return Speed(
             concurrency=concurrency,
-            ttft_s=self._ttft("TTFT", cold, concurrency, statistics.median(first)),
-            ttft_p99_s=self._ttft("TTFT p99", cold, concurrency, _p99(first)),
+            ttft_s=self._ttft("TTFT", cold, regime, statistics.median(first)),
+            ttft_p99_s=self._ttft("TTFT p99", cold, regime, _p99(first)),
             goodput_per_s=_goodput(workload, played, concurrency, per_s / workload.osl),
             decode_bound_tokens_per_s=self._decode_bound(workload),
             limits=self._limits(workload, concurrency, cold),
@@ -223,7 +232,7 @@ class Predictor:
             ),
             prefill_s=self.prefill(workload.isl),
             output_tokens_per_s=Quantity(
-                name="output", unit="tok/s", value=per_s, low=per_s / high, high=per_s / low
+                name="output", unit="tok/s", value=per_s, low=per_s * slow, high=per_s * fast
             ),
             requests_per_s=per_s / workload.osl,
             bound=self._bound(workload, concurrency),
@@ -233,7 +242,7 @@ class Predictor:
     def prefill(self, n_tokens: int, cached_tokens: int = 0) -> Quantity:
         """One prompt alone, cold but for ``cached_tokens``."""
         seconds = prefill_seconds(self.cost, n_tokens, cached_tokens, self.step_tokens)
-        low, high = self._prefill_factors
+        low, high = self._spread("ttft", "alone")
         return Quantity(
             name=f"prefill of {n_tokens:,} tokens alone",
             unit="s",
@@ -288,9 +297,8 @@ class Predictor:
         )  # fmt: skip
         return replay(self.cost, asks, engine, concurrency=concurrency)
 
-    def _ttft(self, name: str, steady: Steady, concurrency: int, value: float) -> Quantity:
-        # Alone, nothing queues: only the prompt's own computation is uncertain.
-        low, high = self._ttft_factors if concurrency > 1 else self._prefill_factors
+    def _ttft(self, name: str, steady: Steady, regime: str, value: float) -> Quantity:
+        low, high = self._spread("ttft", regime)
         return Quantity(
             name=name,
             unit="s",
