@@ -17,6 +17,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
         page_bytes: Of a page over all layers and ranks.
         state_slots: Slots of recurrent state; 0 for a model without.
         state_bytes: Of a stored state over all layers and ranks.
+        stored_slots: States that the cache keeps in a form of its own (fewer bits); 0: it takes
+            slots of the running ones.
         shared_bytes: When not 0, pages and states come out of this one budget, and ``n_pages`` and
             ``state_slots`` only bound their numbers.
         max_running: Sequences at once.
@@ -38,6 +40,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int = 1
     state_slots: int = 0
     state_bytes: int = 0
+    stored_slots: int = 0
     shared_bytes: int = 0
     cache: str = "segment"
     eviction: str = "lru"
@@ -59,6 +62,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
             page_tokens=self.page_tokens,
             max_running=self.max_running,
             n_state_slots=self.state_slots,
+            n_stored_slots=self.stored_slots,
             page_bytes=self.page_bytes,
             state_bytes=self.state_bytes,
             shared_bytes=self.shared_bytes,
@@ -75,6 +79,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
             step_tokens=self.step_tokens,
             max_context_tokens=self.max_context_tokens,
             placement=pools.placement,
+            stored=pools.stored,
             policy=self.policy,
         )
 

@@ -96,6 +96,7 @@ class TwinScheduler(Scheduler):
         step_tokens: int,
         max_context_tokens: int,
         placement: Placement | None = None,
+        stored: StatePool | None = None,
         policy: Policy | None = None,
     ) -> None:
         super().__init__(
@@ -106,6 +107,7 @@ class TwinScheduler(Scheduler):
             step_tokens=step_tokens,
             max_context_tokens=max_context_tokens,
             placement=placement,
+            stored=stored,
         )
         self.policy = policy or Policy()
         self.filler: dict[int, int | list[int]] = {}
@@ -137,6 +139,8 @@ class TwinScheduler(Scheduler):
                 self._decode(step)
         if step.decodes:
             step.n_lazy, step.lazy_context_tokens = len(self._lazy), self._lazy_computed
+        if step:
+            step.state_copies, self._state_copies = self._state_copies, []
         return step
 
     def _decode(self, step: LazyStep) -> int:  # type: ignore[override]
