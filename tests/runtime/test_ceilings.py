@@ -134,6 +134,42 @@ def test_whole_steps_are_met_again(small: Ceilings, factor: float) -> None:
         assert ours == pytest.approx(seconds(spans), rel=0.1), spans
 
 
+def test_attention_is_as_fast_as_whole_steps_show(small: Ceilings) -> None:
+    """Decode attention in steps is slower than alone where every sequence has its own past, and
+    faster where all share one.
+    """
+    arch = small_arch()
+    dtype = next(iter(small.linear_flops_per_s))
+    none = Curve((1.0,), (1.0,))
+    rate = small.decode_bytes_per_s.values[0]
+    bare = msgspec.structs.replace(
+        small, decode_factor=none, chunk_factor=none, mixed_factor=none,
+        decode_bytes_per_s=Curve((1.0,), (rate,)), shared_bytes_per_s=Curve((1.0,), (2 * rate,)),
+        overheads=msgspec.structs.replace(
+            small.overheads, step_s=0.0, sequence_s=0.0, layer_s=0.0, layer_token_s=0.0
+        ),
+    )  # fmt: skip
+    truth = msgspec.structs.replace(
+        bare, decode_bytes_per_s=Curve((1.0,), (0.7 * rate,)),
+        shared_bytes_per_s=Curve((1.0,), (2.5 * rate,)), decode_factor=Curve((1.0,), (1.1,)),
+    )  # fmt: skip
+
+    def shapes(n: int, context: int, *, shared: bool) -> list[Shape]:
+        others = context if shared else 0
+        return [Shape(1, context), *[Shape(1, context, True, others)] * (n - 1)]
+
+    cost = StepCost(arch, truth, dtype)
+    own, shared = (
+        [([(1, c)] * n, cost.seconds(shapes(n, c, shared=alike))) for n in (1, 4, 32) for c in cs]
+        for alike, cs in ((False, (63, 511)), (True, (511,)))
+    )
+    found = StepCost(arch, measured.fit_steps(bare, arch, dtype, own, shared[1:]), dtype)
+    for n in (1, 4, 32):
+        for alike in (False, True):
+            unseen = shapes(n, 400, shared=alike)
+            assert found.seconds(unseen) == pytest.approx(cost.seconds(unseen), rel=0.06), n
+
+
 def test_the_best_of_many_runs_is_taken() -> None:
     calls = 0
 

@@ -42,8 +42,8 @@ from hullspeed.kernels.cpu.backend import CpuKernels
 from hullspeed.memory.held import held_dtype
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.weights import Weights
-from hullspeed.perf.step import StepCost
-from hullspeed.perf.work import Shape
+from hullspeed.perf.step import StepCost, kv_heads_of
+from hullspeed.perf.work import Shape, Work
 from hullspeed.runtime.room import page_size
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -141,8 +141,8 @@ def measure_ceilings(
             notes=(f"shapes of hidden {arch.hidden}, {len(short.layers)} layers timed",),
         )
         progress("whole steps")
-        steps, interruptions = _whole_steps(decoder, short, machine)
-        fitted = fit_steps(bare, short, dtype, steps)
+        steps, shared_steps, interruptions = _whole_steps(decoder, short, machine)
+        fitted = fit_steps(bare, short, dtype, steps, shared_steps)
     share = foreign.share()
     stand_ins = msgspec.structs.replace(
         fitted.overheads, step_s=_STEP_S, sequence_s=_SEQUENCE_S, request_s=_REQUEST_S,
@@ -355,11 +355,14 @@ def _no_overheads() -> Overheads:
 
 
 Spans = list[tuple[int, int]]
+Timed = tuple[Spans, float]
 
+_SHORT, _LONG = 63, 511  # tokens before a decoded one
 _DECODE_STEPS: tuple[Spans, ...] = (
-    [(1, 511)], [(1, 511)] * 2, [(1, 511)] * 4, [(1, 511)] * 8, [(1, 511)] * 16, [(1, 511)] * 32,
-    [(1, 255)] * 64,
-)  # fmt: skip
+    *([(1, _SHORT)] * n for n in (1, 2, 4, 8, 16, 32, 64)),
+    *([(1, _LONG)] * n for n in (1, 4, 8, 16, 32)),
+)
+_SHARED_STEPS: tuple[Spans, ...] = tuple([(1, _LONG)] * n for n in (4, 8, 16, 32))
 _CHUNK_STEPS: tuple[Spans, ...] = (
     [(64, 0)], [(128, 0)], [(256, 0)], [(256, 256)], [(256, 1280)],
 )  # fmt: skip
@@ -378,19 +381,22 @@ _LEAST_FACTOR, _MOST_FACTOR = 0.7, 1.5  # beyond it the parts were timed wrongly
 
 def _whole_steps(
     decoder: Decoder, arch: ModelArch, machine: Machine
-) -> tuple[list[tuple[Spans, float]], Interruptions | None]:
+) -> tuple[list[Timed], list[Timed], Interruptions | None]:
     """Seconds of whole steps in rounds of all of them, one after the other as they come when
-    serving; the median, since serving sees the usual case and not the best. And what interrupts a
-    step that is repeated for some seconds.
+    serving; the median, since serving sees the usual case and not the best. Then those whose
+    sequences have one past. And what interrupts a step that is repeated for some seconds.
     """
     page_bytes, room_bytes = page_size(arch, _PAGE_TOKENS), machine.available_bytes // 8
     batches = []
-    for spans in (*_DECODE_STEPS, *_CHUNK_STEPS, *_MIXED_STEPS):
+    for spans, shared in (
+        *((spans, False) for spans in (*_DECODE_STEPS, *_CHUNK_STEPS, *_MIXED_STEPS)),
+        *((spans, True) for spans in _SHARED_STEPS),
+    ):
         if max(n + start for n, start in spans) <= arch.max_context_tokens:
-            batch, n_pages = synthetic_batch(spans)
+            batch, n_pages = synthetic_batch(spans, shared=shared)
             if n_pages * page_bytes <= room_bytes:
-                batches.append((spans, batch, n_pages))
-    most_pages = max(n_pages for _, _, n_pages in batches)
+                batches.append((spans, batch, n_pages, shared))
+    most_pages = max(n_pages for _, _, n_pages, _ in batches)
     decoder.allocate_kv(most_pages, _PAGE_TOKENS)
     # Memory that was never written is all one page of zeros, and in the cache.
     decoder.copy_pages([0] * (most_pages - 1), list(range(1, most_pages)))
@@ -399,7 +405,7 @@ def _whole_steps(
     for n in range(_ROUNDS[1] + 1):
         if n > _ROUNDS[0] and time.perf_counter() > until_s:
             break
-        for (_, batch, _), seconds in zip(batches, took, strict=True):
+        for (_, batch, _, _), seconds in zip(batches, took, strict=True):
             start_s = time.perf_counter()
             decoder.forward(batch)
             seconds.append(time.perf_counter() - start_s)
@@ -410,11 +416,10 @@ def _whole_steps(
         alone.append(time.perf_counter() - start_s)
     decoder.allocate_kv(0, _PAGE_TOKENS)
     # The first round warms up.
-    medians = [
-        (spans, float(np.median(seconds[1:])))
-        for (spans, _, _), seconds in zip(batches, took, strict=True)
-    ]
-    return medians, interruptions_of(alone)
+    medians: dict[bool, list[Timed]] = {False: [], True: []}
+    for (spans, _, _, shared), seconds in zip(batches, took, strict=True):
+        medians[shared].append((spans, float(np.median(seconds[1:]))))
+    return medians[False], medians[True], interruptions_of(alone)
 
 
 def interruptions_of(steps_s: Sequence[float]) -> Interruptions | None:
@@ -438,13 +443,19 @@ def interruptions_of(steps_s: Sequence[float]) -> Interruptions | None:
 
 
 def fit_steps(
-    bare: Ceilings, arch: ModelArch, weight_dtype: str, steps: Sequence[tuple[Spans, float]]
+    bare: Ceilings,
+    arch: ModelArch,
+    weight_dtype: str,
+    steps: Sequence[Timed],
+    shared_steps: Sequence[Timed] = (),
 ) -> Ceilings:
     """``bare`` with what whole ``steps`` take beyond the kernels timed alone: a share per layer and
-    per token, and as factors what these leave.
+    per token, and as factors what these leave. Decode attention is as fast as steps with long and
+    with short contexts differ, those with one past for all (``shared_steps``) for themselves.
 
     Least squares on relative residuals, so that short decode steps weigh as much as long chunks.
     """
+    bare = _attention_in_steps(bare, arch, steps, shared_steps)
     cost = StepCost(arch, bare, weight_dtype)
     rows, rest = [], []
     n_layers = len(arch.layers)
@@ -467,22 +478,77 @@ def fit_steps(
         factor = took / cost.seconds([Shape(n, start) for n, start in spans])
         factor = min(max(factor, _LEAST_FACTOR), _MOST_FACTOR)
         if n_decode == len(spans):
-            decodes.setdefault(n_decode, []).append(factor)
+            if spans[0][1] == min(s[0][1] for s, _ in steps if s == [(1, s[0][1])] * n_decode):
+                decodes[n_decode] = [factor]
         elif not n_decode:
             chunks.setdefault(n_tokens, []).append(factor)
         else:
             mixed.setdefault(n_decode + 1, []).append(factor)
-    chunk_factor = _curve_of(chunks)
+    chunk_factor, decode_factor = _curve_of(chunks), _curve_of(decodes)
+    heads = max(kv_heads_of(arch), 1)
+    scaled = {  # the factor is on attention too, whose rate was seen with it
+        name: Curve(curve.sizes, tuple(
+            rate * decode_factor.at(size / heads)
+            for size, rate in zip(curve.sizes, curve.values, strict=True)
+        ))
+        for name in ("decode_bytes_per_s", "shared_bytes_per_s")
+        if (curve := getattr(fitted, name)) is not None
+    }  # fmt: skip
     mixed = {
         n: [f / chunk_factor.at(_MIXED_TOKENS) for f in fs] if n > 1 else fs
         for n, fs in mixed.items()
     }
     return msgspec.structs.replace(
         fitted,
-        decode_factor=_curve_of(decodes),
+        **(scaled if _pairs(steps) else {}),
+        decode_factor=decode_factor,
         chunk_factor=chunk_factor,
         mixed_factor=_curve_of(mixed),
     )
+
+
+def _pairs(steps: Sequence[Timed]) -> dict[int, tuple[float, float]]:
+    """Seconds of decode steps with short and with long contexts, by sequences."""
+    took = {(len(spans), spans[0][1]): s for spans, s in steps if spans[0][0] == spans[-1][0] == 1}
+    return {
+        n: (took[n, _SHORT], seconds)
+        for (n, start), seconds in took.items()
+        if start == _LONG and (n, _SHORT) in took and seconds > took[n, _SHORT]
+    }
+
+
+def _attention_in_steps(
+    bare: Ceilings, arch: ModelArch, steps: Sequence[Timed], shared_steps: Sequence[Timed]
+) -> Ceilings:
+    """Rates of decode attention from pairs of steps, no further than a factor of two from those of
+    the kernel alone; unchanged where there are no pairs.
+    """
+    work, heads = Work(arch, kv_dtype="fp32"), max(kv_heads_of(arch), 1)
+    short_bytes, long_bytes = work.kv_bytes(_SHORT + 1), work.kv_bytes(_LONG + 1)
+    own, shared = {}, {}
+    pairs, shared_s = _pairs(steps), {len(spans): seconds for spans, seconds in shared_steps}
+    for n, (short_s, long_s) in sorted(pairs.items()):
+        alone = bare.decode_bytes_per_s.at(n * heads)
+        own[n * heads] = _within_two(n * (long_bytes - short_bytes) / (long_s - short_s), alone)
+        if n in shared_s:
+            # One past is read as their own are, and there is none of the short ones.
+            own_s = (long_bytes - n * short_bytes) / own[n * heads]
+            alone = (bare.shared_bytes_per_s or bare.decode_bytes_per_s).at(n * heads)
+            rest_s = max(shared_s[n] - short_s - own_s, 1e-9)
+            shared[n * heads] = _within_two((n - 1) * long_bytes / rest_s, alone)
+    if not own:
+        return bare
+    return msgspec.structs.replace(
+        bare,
+        decode_bytes_per_s=_curve_of({n: [rate] for n, rate in own.items()}),
+        shared_bytes_per_s=_curve_of({n: [rate] for n, rate in shared.items()})
+        if shared
+        else bare.shared_bytes_per_s,
+    )
+
+
+def _within_two(rate: float, alone: float) -> float:
+    return min(max(rate, alone / 2), 2 * alone)
 
 
 def _curve_of(factors: dict[int, list[float]]) -> Curve:
