@@ -26,10 +26,13 @@ def serve(
     step_tokens: int = 256,
     page_tokens: int = 64,
     kv_budget: str | None = None,
+    kv_dtype: Literal["fp32", "fp16", "bf16", "int8", "fp8"] = "fp32",
+    state_share: float = 0.4,
+    state_store: Literal["fp32", "bf16", "int8"] = "fp32",
     max_context: int | None = None,
     weight_dtype: Literal["native", "fp16", "fp32"] = "native",
     kernels: Literal["cpu", "ref"] = "cpu",
-    cache: Literal["segment", "hash", "none"] = "segment",
+    cache: Literal["segment", "align", "prompt_end", "lru", "hash", "none"] = "segment",
     eviction: Literal["lru", "density"] = "lru",
     drain_seconds: float = 30.0,
     max_body: str = "32MiB",
@@ -77,6 +80,12 @@ def serve(
         Tokens of a KV page.
     kv_budget
         Memory for the KV cache, such as 2GiB; half of what is free unless given.
+    kv_dtype
+        How keys and values are kept; ``hullspeed verify --kv`` measures what a type changes.
+    state_share
+        Share of that memory for recurrent states, between 0 and 1, in models that have them.
+    state_store
+        How cached recurrent states are kept; running ones stay in fp32.
     max_context
         Cut of the model's context in tokens.
     weight_dtype
@@ -85,7 +94,8 @@ def serve(
     kernels
         cpu, or ref: plain torch, slow, for comparison.
     cache
-        Prefix cache: segment tree, hash chain or none.
+        Prefix cache: segment tree, its simpler policies align, prompt_end and lru, hash chain or
+        none.
     eviction
         What the segment tree gives up first.
     drain_seconds
@@ -135,6 +145,9 @@ def serve(
         kernels=kernels,
         threads=threads,
         kv_budget_bytes=None if kv_budget is None else parse_bytes(kv_budget),
+        kv_dtype=kv_dtype,
+        state_share=state_share,
+        state_store=state_store,
         page_tokens=page_tokens,
         max_running=max_running,
         step_tokens=step_tokens,
@@ -143,6 +156,7 @@ def serve(
         cache=cache,
         eviction=eviction,
     )
+    config.check()
     settings = ServerSettings(
         host=host,
         port=port,
@@ -167,7 +181,8 @@ def serve(
 # Everything but the keys, which belong in no file, and what only prints.
 _REPRODUCES = (
     "model", "host", "port", "served_name", "threads", "max_running", "max_waiting", "step_tokens",
-    "page_tokens", "kv_budget", "max_context", "weight_dtype", "kernels", "cache", "eviction",
+    "page_tokens", "kv_budget", "kv_dtype", "state_share", "state_store", "max_context",
+    "weight_dtype", "kernels", "cache", "eviction",
     "drain_seconds", "max_body", "max_connections", "allowed_host", "public_metrics", "record",
     "record_limit", "engine",
 )  # fmt: skip

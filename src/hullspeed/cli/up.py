@@ -24,6 +24,9 @@ def up(
     threads: int | None = None,
     weight_dtype: Literal["native", "fp16", "fp32"] = "native",
     kv_budget: str | None = None,
+    kv_dtype: Literal["fp32", "fp16", "bf16", "int8", "fp8"] = "fp32",
+    state_share: float = 0.4,
+    state_store: Literal["fp32", "bf16", "int8"] = "fp32",
     max_context: int | None = None,
     override: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     out: Path = Path("hullspeed-report"),
@@ -56,6 +59,12 @@ def up(
         has AVX-512 VNNI; fp16 takes half the memory of fp32, which is exact.
     kv_budget
         Memory for the KV cache, such as 2GiB; half of what is free unless given.
+    kv_dtype
+        How keys and values are kept; ``hullspeed verify --kv`` measures what a type changes.
+    state_share
+        Share of that memory for recurrent states, between 0 and 1, in models that have them.
+    state_store
+        How cached recurrent states are kept; running ones stay in fp32.
     max_context
         Cut of the model's context in tokens.
     override
@@ -83,8 +92,12 @@ def up(
         weight_dtype=weight_dtype,
         threads=threads,
         kv_budget_bytes=None if kv_budget is None else parse_bytes(kv_budget),
+        kv_dtype=kv_dtype,
+        state_share=state_share,
+        state_store=state_store,
         max_context_tokens=max_context,
     )
+    config.check()
     spec = UpSpec(
         engine=config,
         isl_tokens=isl,

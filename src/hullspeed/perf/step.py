@@ -74,7 +74,7 @@ class StepCost:
         self._head = ceilings.head_flops_per_s[weight_dtype]
         self._weight_bytes = _linear_bytes(arch, weight_dtype)
         self._hidden_units = arch.hidden / 1024
-        self._kv_heads = kv_heads_of(arch)
+        self._kv_heads = _kv_heads(arch)
 
     def seconds(self, shapes: Sequence[Shape]) -> float:
         """Seconds of one step that computes all of ``shapes``."""
@@ -139,7 +139,7 @@ def _linear_bytes(arch: ModelArch, weight_dtype: str) -> float:
     return held / max(1, sum(spec.elements for spec in specs))
 
 
-def kv_heads_of(arch: ModelArch) -> int:
+def _kv_heads(arch: ModelArch) -> int:
     """KV heads of the attention layers: what decode attention can run side by side."""
     heads = [getattr(layer.mixer, "kv_heads", 0) for layer in arch.layers]
     return max([h for h in heads if h], default=1)

@@ -67,7 +67,11 @@ class Case:
         if self.ceilings is None:
             return None
         return Predictor.on_machine(
-            self.model, self.ceilings, self.weight_dtype, self.settings.max_num_batched_tokens
+            self.model,
+            self.ceilings,
+            self.weight_dtype,
+            self.settings.max_num_batched_tokens,
+            self.settings.kv_dtype or "fp32",
         )
 
     def with_settings(self, **changes: object) -> Case:

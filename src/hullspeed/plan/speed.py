@@ -174,7 +174,12 @@ class Predictor:
 
     @classmethod
     def on_machine(
-        cls, model: PlannedModel, ceilings: Ceilings, weight_dtype: str, step_tokens: int | None
+        cls,
+        model: PlannedModel,
+        ceilings: Ceilings,
+        weight_dtype: str,
+        step_tokens: int | None,
+        kv_dtype: str = "fp32",
     ) -> Predictor:
         """From measured ceilings of this machine."""
         over, error = ceilings.overheads, ceilings.relative_error
@@ -190,7 +195,7 @@ class Predictor:
             how += ", while other processes disturbed it"
         factors = Spread(1 / (1 + error), 1 + error)
         return cls(
-            StepCost(model.arch, ceilings, weight_dtype),
+            StepCost(model.arch, ceilings, weight_dtype, kv_dtype),
             step_tokens=step_tokens or CPU_STEP_TOKENS,
             request_s=over.request_s,
             prompt_token_s=over.prompt_token_s,

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from hullspeed.errors import UsageError
+
 WeightDtype = Literal["native", "fp16", "fp32"]
 CacheName = Literal["segment", "align", "prompt_end", "lru", "hash", "none"]
 KvDtype = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
@@ -62,6 +64,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheName = "segment"
     eviction: EvictionName = "lru"
     draft: DraftName = "none"
+
+    def check(self) -> None:
+        """Refuse what can be told without the model.
+
+        Raises:
+            UsageError: naming the knob.
+        """
+        if not 0 < self.state_share < 1:
+            raise UsageError("state_share must lie between 0 and 1", seen=self.state_share)
 
 
 def served_name(model: str) -> str:

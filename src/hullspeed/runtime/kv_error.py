@@ -171,12 +171,8 @@ def _forward(decoder: Decoder, tokens: list[int], start: int) -> Tensor:
 def _compare(
     arch: ModelArch, dtype: KvDtype, tokens: list[int], n_decoded: int, wanted: _Run, other: _Run
 ) -> KvError:
-    kl = torch.cat(
-        [
-            _divergence(a, b)
-            for a, b in zip(wanted.logits.split(64), other.logits.split(64), strict=True)
-        ]
-    )
+    pairs_of_rows = zip(torch.split(wanted.logits, 64), torch.split(other.logits, 64), strict=True)
+    kl = torch.cat([_divergence(a, b) for a, b in pairs_of_rows])
     same = wanted.logits.argmax(-1) == other.logits.argmax(-1)
     pairs = zip(wanted.greedy, other.greedy, strict=True)
     equal = next((i for i, (a, b) in enumerate(pairs) if a != b), len(wanted.greedy))

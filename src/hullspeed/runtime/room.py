@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hullspeed.arch.mixers import FullAttention, GatedDeltaNet
 from hullspeed.arch.model import ModelArch
-from hullspeed.errors import CapacityError, UsageError
+from hullspeed.errors import CapacityError
 from hullspeed.memory.ours import kv_format
 from hullspeed.runtime.config import EngineConfig
 from hullspeed.units import format_bytes
@@ -43,8 +43,7 @@ def plan_room(
         UsageError: a share that cannot be.
         CapacityError: the budget does not hold the running states and one context.
     """
-    if not 0 < config.state_share < 1:
-        raise UsageError("state_share must lie between 0 and 1", seen=config.state_share)
+    config.check()
     page_bytes = page_size(arch, config.page_tokens, config.kv_dtype, draft=config.draft == "mtp")
     state_bytes = arch.state_bytes("fp32", "fp32")
     given = config.kv_budget_bytes

@@ -86,7 +86,9 @@ class Question:
         """
         if self.ceilings is not None:
             over = self.ceilings.overheads
-            step = StepCost(self.arch, self.ceilings, self.weight_dtype)
+            step = StepCost(
+                self.arch, self.ceilings, self.weight_dtype, self.settings.kv_dtype or "fp32"
+            )
             how = f"this machine's kernels, {self.ceilings.source} {self.ceilings.measured_at}"
             return Cost(step, over.request_s, over.stream_token_s, how.strip(), over.prompt_token_s)
         if self.gpu is None:

@@ -133,6 +133,12 @@ class _Run:
         config = msgspec.structs.replace(config, weight_dtype=self._held_dtype(model.arch))
         model = model.embedded(config.weight_dtype)
         context = config.max_context_tokens or model.arch.max_context_tokens
+        if spec.isl_tokens + spec.osl_tokens > context:
+            raise UsageError(
+                f"the context holds {context:,} tokens, prompt and output together",
+                seen=f"--isl {spec.isl_tokens} --osl {spec.osl_tokens}",
+                fix="lower them",
+            )
         loads = cells(context, isl_tokens=spec.isl_tokens, osl_tokens=spec.osl_tokens)
         workload = make_workload(
             model.arch,
@@ -145,6 +151,7 @@ class _Run:
         settings = EngineSettings(
             engine="hullspeed",
             kv_cache_bytes=config.kv_budget_bytes,
+            kv_dtype=config.kv_dtype,
             max_num_seqs=config.max_running,
             max_num_batched_tokens=config.step_tokens,
         )

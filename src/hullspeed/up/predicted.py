@@ -48,7 +48,7 @@ def predict(
         engine = msgspec.structs.replace(
             engine, interrupted_every_s=others.every_s, interrupted_s=others.lost_s
         )
-    cost = StepCost(arch, ceilings, config.weight_dtype)
+    cost = StepCost(arch, ceilings, config.weight_dtype, config.kv_dtype)
     predictions = []
     for cell in cells:
         replaced = msgspec.structs.replace(

@@ -56,7 +56,8 @@ def _flags(config: EngineConfig) -> list[str]:
     flags = ["--weight-dtype", config.weight_dtype, "--kernels", config.kernels]
     flags += ["--max-running", str(config.max_running), "--step-tokens", str(config.step_tokens)]
     flags += ["--page-tokens", str(config.page_tokens), "--cache", config.cache]
-    flags += ["--eviction", config.eviction]
+    flags += ["--eviction", config.eviction, "--kv-dtype", config.kv_dtype]
+    flags += ["--state-share", str(config.state_share), "--state-store", config.state_store]
     if config.threads is not None:
         flags += ["--threads", str(config.threads)]
     if config.kv_budget_bytes is not None:
