@@ -10,6 +10,7 @@ from hullspeed.arch.tensors import Role
 from hullspeed.errors import UnsupportedModelError
 from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.memory.held import held_bytes
+from hullspeed.memory.ours import kv_format
 from hullspeed.perf.work import Shape, Work
 
 
@@ -52,6 +53,7 @@ class StepCost:
 
     Raises:
         UnsupportedModelError: when the ceilings hold no rate for ``weight_dtype``.
+        UsageError: for a KV cache type that the engine does not have.
     """
 
     def __init__(
@@ -68,13 +70,14 @@ class StepCost:
                 fix=f"use one of {', '.join(ceilings.linear_flops_per_s)}",
             )
         self.ceilings = ceilings
+        kv_format(kv_dtype)  # refuses what the engine does not have
         self._decode_share = DECODE_SHARE[kv_dtype]
         self.work = Work(arch, kv_dtype="fp32")
         self._linear = ceilings.linear_flops_per_s[weight_dtype]
         self._head = ceilings.head_flops_per_s[weight_dtype]
         self._weight_bytes = _linear_bytes(arch, weight_dtype)
         self._hidden_units = arch.hidden / 1024
-        self._kv_heads = _kv_heads(arch)
+        self._kv_heads = kv_heads_of(arch)
 
     def seconds(self, shapes: Sequence[Shape]) -> float:
         """Seconds of one step that computes all of ``shapes``."""
@@ -139,7 +142,7 @@ def _linear_bytes(arch: ModelArch, weight_dtype: str) -> float:
     return held / max(1, sum(spec.elements for spec in specs))
 
 
-def _kv_heads(arch: ModelArch) -> int:
+def kv_heads_of(arch: ModelArch) -> int:
     """KV heads of the attention layers: what decode attention can run side by side."""
     heads = [getattr(layer.mixer, "kv_heads", 0) for layer in arch.layers]
     return max([h for h in heads if h], default=1)
