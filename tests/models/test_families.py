@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from hullspeed.arch.load import load_arch
-from hullspeed.errors import EngineError, UnsupportedModelError
+from hullspeed.errors import EngineError
 from hullspeed.kernels.batch import Batch, SpanInput
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.load import load_decoder
-from hullspeed.models.support import check_supported, skipped_parts
+from hullspeed.models.support import skipped_parts
 from hullspeed.sources.files import from_folder
 from hullspeed.units import format_bytes
 from support.families import FAMILIES, HYBRIDS, VOCAB, write_family
@@ -236,8 +236,3 @@ def test_vision_weights_are_skipped_and_said_so(tmp_path: Path) -> None:
     with torch.inference_mode():
         wanted = module(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
-
-
-def test_gguf_of_families_that_its_converter_changes_is_refused(hybrid: Decoder) -> None:
-    with pytest.raises(UnsupportedModelError, match="GGUF"):
-        check_supported(replace(hybrid.arch, quant="gguf"))

@@ -19,7 +19,8 @@ from hullspeed.arch import families
 from hullspeed.arch.families.common import union
 from hullspeed.arch.fields import Fields
 from hullspeed.arch.gguf import GgufFile, GgufTensor
-from hullspeed.arch.gguf_names import ALTERNATIVES, gguf_names
+from hullspeed.arch.gguf_names import stored_names
+from hullspeed.arch.mlps import MoeMlp
 from hullspeed.arch.model import Extra, ModelArch
 from hullspeed.arch.quant import WeightFormat
 from hullspeed.arch.tensors import Role, TensorSpec
@@ -53,6 +54,11 @@ _GDN = {
     "linear_num_value_heads": "ssm.time_step_rank",
     "full_attention_interval": "full_attention_interval",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+_YARN = {
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "attention_factor": "yarn_attn_factor",
 }
 _SLIDING = {"sliding_window": "attention.sliding_window"}
 
@@ -106,7 +112,14 @@ def arch_from_metadata(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTe
         )
     config = _config(source, name, tensors)
     arch = families.build(Fields(config, "the GGUF metadata"))
-    return _checked(arch, name, tensors)
+    # Whatever the checkpoint did, each expert's matrices lie as they are multiplied.
+    layers = (
+        replace(layer, mlp=replace(layer.mlp, fused_experts=False, transposed=False))
+        if isinstance(layer.mlp, MoeMlp)
+        else layer
+        for layer in arch.layers
+    )
+    return _checked(replace(arch, layers=tuple(layers)), name, tensors)
 
 
 def _config(source: Fields, name: str, tensors: Mapping[str, GgufTensor]) -> dict[str, object]:
@@ -160,22 +173,26 @@ def _head_dim(config: dict[str, object], source: Fields, name: str) -> None:
 
 
 def _scaling(config: dict[str, object], source: Fields, name: str) -> None:
-    kind = source.text(f"{name}.rope.scaling.type", absent="none")
-    if kind not in ("none", ""):
-        config["rope_scaling"] = {
-            "rope_type": kind,
-            "factor": source.number(f"{name}.rope.scaling.factor"),
-            "original_max_position_embeddings": source.natural(
-                f"{name}.rope.scaling.original_context_length"
-            ),
-        }
+    below = f"{name}.rope.scaling."
+    kind = source.text(f"{below}type", absent="none")
+    if kind in ("none", ""):
+        return
+    scaling: dict[str, object] = {"rope_type": kind, "factor": source.number(f"{below}factor")}
+    if kind != "linear":
+        scaling["original_max_position_embeddings"] = source.natural(
+            f"{below}original_context_length"
+        )
+    for field, key in _YARN.items():
+        if source.has(below + key):
+            scaling[field] = source.number(below + key)
+    config["rope_scaling"] = scaling
 
 
 def _gemma3(config: dict[str, object], source: Fields) -> None:
-    """llama.cpp fixes the pattern of five to one and the local theta in code, not in keys."""
+    """llama.cpp fixes the pattern of five to one and, unless a key states it, the local theta."""
     config |= {
         "sliding_window_pattern": 6,
-        "rope_local_base_freq": 10_000.0,
+        "rope_local_base_freq": source.number_or(10_000.0, "gemma3.rope.freq_base_swa"),
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": config["head_dim"],
     }
@@ -194,6 +211,8 @@ def _gpt_oss(config: dict[str, object], source: Fields) -> None:
         "num_local_experts": config.pop("num_experts", None),
         "intermediate_size": config.pop("moe_intermediate_size", None),
     }
+    if isinstance(scaling := config.get("rope_scaling"), dict):
+        scaling["truncate"] = False  # in every gpt-oss config.json; no key holds it
 
 
 def _gated_delta_net(config: dict[str, object], source: Fields) -> None:
@@ -204,8 +223,13 @@ def _gated_delta_net(config: dict[str, object], source: Fields) -> None:
         source.wrong(f"{name}.ssm.inner_size", f"a multiple of the {v_heads} value heads")
     config["linear_value_head_dim"] = inner // v_heads
     drafted = source.natural_or(0, f"{name}.nextn_predict_layers", zero=True)
-    if drafted:  # counted among the blocks by llama.cpp
-        config["num_hidden_layers"] = source.natural(f"{name}.block_count") - drafted
+    count = source.natural(f"{name}.block_count") - drafted  # llama.cpp counts them as blocks
+    config["num_hidden_layers"] = count
+    recurrent = source.values.get(f"{name}.attention.recurrent_layers")
+    if isinstance(recurrent, np.ndarray) and len(recurrent) >= count:
+        config["layer_types"] = [
+            "linear_attention" if flag else "full_attention" for flag in recurrent[:count].tolist()
+        ]
 
 
 _SPECIALS: dict[str, Callable[[dict[str, object], Fields], None]] = {
@@ -221,8 +245,7 @@ def _checked(arch: ModelArch, name: str, tensors: Mapping[str, GgufTensor]) -> M
     """The architecture with the bytes of the tensor table, if every weight is in it."""
     groups: dict[tuple[str, ...], list[TensorSpec]] = {}
     for spec in arch.tensors(extras=False):
-        names = gguf_names(spec.name, name, arch.prefix)
-        groups.setdefault(_present(names, tensors), []).append(spec)
+        groups.setdefault(stored_names(spec.name, name, arch.prefix, tensors), []).append(spec)
     sizes: dict[str, int] = {}
     types: dict[str, str] = {}
     problems: list[str] = []
@@ -241,19 +264,23 @@ def _checked(arch: ModelArch, name: str, tensors: Mapping[str, GgufTensor]) -> M
             fix="convert or fetch the file again",
         )
     used = {n for names in groups for n in names}
-    rest = tuple(TensorSpec(n, t.shape, Role.VECTOR) for n, t in tensors.items() if n not in used)
-    extras = (Extra(name="unlisted", tensors=rest),) if rest else ()
-    sizes |= {spec.name: tensors[spec.name].nbytes for spec in rest}
+    rest: dict[str, list[TensorSpec]] = {}
+    for tensor in tensors.values():
+        if tensor.name not in used:
+            spec = TensorSpec(tensor.name, tensor.shape, Role.VECTOR)
+            rest.setdefault(_extra_of(tensor.name, len(arch.layers)), []).append(spec)
+            sizes[tensor.name] = tensor.nbytes
+    extras = tuple(Extra(name=what, tensors=tuple(specs)) for what, specs in rest.items())
     stored = WeightFormat(name="gguf", stored_bytes=sizes, stored_types=types)
     return replace(arch, quant="gguf", weight_format=stored, extras=extras)
 
 
-def _present(names: tuple[str, ...], tensors: Mapping[str, GgufTensor]) -> tuple[str, ...]:
-    """The names, or the one tensor that earlier converters put in their place."""
-    root = names[0].rpartition("blk.")[2].partition(".")[0]
-    block = f"blk.{root}."
-    other = ALTERNATIVES.get(tuple(n.removeprefix(block) for n in names))
-    return (block + other,) if other and block + other in tensors else names
+def _extra_of(name: str, n_layers: int) -> str:
+    """What a tensor beside the decoder is: llama.cpp appends MTP layers as further blocks."""
+    block = name.removeprefix("blk.").partition(".")[0]
+    if name.startswith("blk.") and block.isdecimal() and int(block) >= n_layers:
+        return "mtp"
+    return "rope" if name.startswith("rope_") else "unlisted"
 
 
 def _problem(

@@ -7,6 +7,7 @@ table with that package.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
@@ -63,14 +64,16 @@ _POST_ATTENTION["gemma3"] |= {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 
-# Earlier converters kept these in one tensor.
-ALTERNATIVES: dict[tuple[str, ...], str] = {
+# Other converters kept these in one tensor: Qwen3-Next's projection untouched, gate over up.
+_ALTERNATIVES: dict[tuple[str, ...], str] = {
     ("ffn_gate_exps.weight", "ffn_up_exps.weight"): "ffn_gate_up_exps.weight",
+    ("ffn_gate_exps.weight",): "ffn_gate_up_exps.weight",
+    ("ffn_up_exps.weight",): "ffn_gate_up_exps.weight",
     ("attn_qkv.weight", "attn_gate.weight"): "ssm_in.weight",
 }
 
 _IN_LAYER = re.compile(r"^layers\.(?P<layer>\d+)\.(?P<name>.+)$")
-_ONE_EXPERT = re.compile(r"^mlp\.experts\.\d+\.")
+_ONE_EXPERT = re.compile(r"\bmlp\.experts\.(\d+)\.")
 
 
 def gguf_names(name: str, architecture: str, prefix: str = "model.") -> tuple[str, ...]:
@@ -100,3 +103,25 @@ def gguf_names(name: str, architecture: str, prefix: str = "model.") -> tuple[st
             full = (n if "." in n or n == "ssm_a" else f"{n}{suffix or '.weight'}" for n in names)
             return tuple(f"blk.{match['layer']}.{n}" for n in full)
     raise KeyError(name)
+
+
+def expert_of(name: str) -> int | None:
+    """The expert whose weight it is: all experts of a layer are in one GGUF tensor."""
+    found = _ONE_EXPERT.search(name)
+    return int(found[1]) if found else None
+
+
+def stored_names(
+    name: str, architecture: str, prefix: str, tensors: Container[str]
+) -> tuple[str, ...]:
+    """:func:`gguf_names`, or the one tensor among ``tensors`` that is there in their place.
+
+    Raises:
+        KeyError: for a weight that GGUF does not name.
+    """
+    names = gguf_names(name, architecture, prefix)
+    if names[0] in tensors:
+        return names
+    block, _, _ = names[0].rpartition(names[0].split(".", 2)[-1])
+    other = _ALTERNATIVES.get(tuple(n.removeprefix(block) for n in names))
+    return (block + other,) if other and block + other in tensors else names

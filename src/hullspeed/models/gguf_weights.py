@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hullspeed.arch.gguf import GgufFile
-from hullspeed.arch.gguf_names import gguf_names
-from hullspeed.arch.mixers import FullAttention
+from hullspeed.arch.gguf_names import expert_of, stored_names
 from hullspeed.arch.model import ModelArch
+from hullspeed.arch.tensors import TensorSpec
 from hullspeed.errors import CorruptFileError
 from hullspeed.kernels.blocks import BlockWeight
 from hullspeed.models.ggml_blocks import dequantize
 from hullspeed.models.gguf_blocks import block_weight, has_blocks
+from hullspeed.models.gguf_layout import GgufLayout
 from hullspeed.models.weights import Weights
 
 # llama.cpp keeps Llama 3's scaling of the rotary frequencies as a tensor.
 _FREQUENCY_FACTORS = "rope_freqs.weight"
 
-# Architectures whose converter interleaves the two halves of each query and key head
-# (``permute`` of LlamaModel in llama.cpp's convert_hf_to_gguf.py).
-_INTERLEAVED = ("llama",)
+
+class _Piece(NamedTuple):
+    """A run of whole rows of a stored tensor.
+
+    Attributes:
+        part: Which of ``parts`` equal runs.
+    """
+
+    stored: str
+    part: int = 0
+    parts: int = 1
 
 
 class GgufWeights(Weights):
-    """Reads and dequantises tensor by tensor from the mapped files.
+    """Reads and dequantises weight by weight from the mapped files, experts one by one.
 
     What has been read leaves this process' memory again.
 
@@ -49,76 +61,89 @@ class GgufWeights(Weights):
                     raise CorruptFileError("two shards hold the same tensor", seen=name)
                 self._files[name] = file
         architecture = str(files[0].metadata.get("general.architecture"))
-        self._stored = {
-            spec.name: stored
-            for spec in arch.tensors(extras=False)
-            for stored in gguf_names(spec.name, architecture, arch.prefix)[:1]
-            if stored in self._files
-        }
-        self._heads = _interleaved_heads(arch) if architecture in _INTERLEAVED else {}
+        self._layout = GgufLayout(architecture, arch)
+        self._specs: dict[str, TensorSpec] = {}
+        self._pieces: dict[str, tuple[_Piece, ...]] = {}
+        for spec in arch.tensors(extras=False):
+            names = stored_names(spec.name, architecture, arch.prefix, self._files)
+            if all(name in self._files for name in names):
+                self._specs[spec.name] = spec
+                self._pieces[spec.name] = tuple(self._piece(spec, name) for name in names)
+
+    def _piece(self, spec: TensorSpec, stored: str) -> _Piece:
+        """Where in ``stored`` the weight lies: an expert's share of all experts' tensor, of which
+        gate and up may be halves.
+        """
+        expert = expert_of(spec.name)
+        if expert is None:
+            return _Piece(stored)
+        shape = self._files[stored].tensors[stored].shape
+        halves = 2 if ".ffn_gate_up_exps." in stored else 1
+        second = halves == 2 and ".up_proj." in spec.name
+        return _Piece(stored, halves * expert + second, halves * shape[0])
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Of every tensor; those that the model has no place for keep their GGUF name."""
-        names = {stored: name for name, stored in self._stored.items()}
-        return {
-            names.get(stored, stored): file.tensors[stored].shape
-            for stored, file in self._files.items()
-            if stored != _FREQUENCY_FACTORS
-        }
+        found: dict[str, tuple[int, ...]] = {}
+        used = {_FREQUENCY_FACTORS}
+        for name, pieces in self._pieces.items():
+            used.update(piece.stored for piece in pieces)
+            found[name] = self._shape(self._specs[name], pieces)
+        rest = {n: file.tensors[n].shape for n, file in self._files.items() if n not in used}
+        return found | rest
+
+    def _shape(self, spec: TensorSpec, pieces: tuple[_Piece, ...]) -> tuple[int, ...]:
+        """The model's, where what is stored amounts to it in another layout."""
+        stored = [self._files[piece.stored].tensors[piece.stored].shape for piece in pieces]
+        sizes = (math.prod(s) // p.parts for s, p in zip(stored, pieces, strict=True))
+        same_matrix = len(pieces) > 1 or pieces[0].parts > 1 or len(spec.shape) != 2
+        if stored == [spec.shape] or (same_matrix and sum(sizes) == spec.elements):
+            return spec.shape
+        if spec.shape[0] == 1 and stored == [spec.shape[1:]]:
+            return spec.shape
+        return stored[0]
 
     def tensor(self, name: str) -> Tensor:
-        """Dequantised; queries and keys in the order of the Hugging Face checkpoint."""
-        if name not in self._stored:
-            raise CorruptFileError("the GGUF file lacks a tensor", seen=name)
-        tensor = self._read(self._stored[name])
-        return _halves_apart(tensor, self._heads[name]) if name in self._heads else tensor
+        """Dequantised, in the layout of the Hugging Face checkpoint."""
+        spec, pieces = self._known(name)
+        stored = [self._read(piece) for piece in pieces]
+        if pieces[0].parts > 1:
+            stored = [tensor.reshape(spec.shape) for tensor in stored]
+        return self._layout.restored(name, stored).reshape(spec.shape)
 
     def blocks(self, name: str) -> BlockWeight | None:
         """As stored, but for the order of queries' and keys' rows; see :mod:`.gguf_blocks`."""
-        if name not in self._stored:
-            raise CorruptFileError("the GGUF file lacks a tensor", seen=name)
-        stored = self._stored[name]
-        file = self._files[stored]
-        info = file.tensors[stored]
-        if not has_blocks(info.type, info.shape):
+        spec, (piece, *more) = self._known(name)
+        kind = self._files[piece.stored].tensors[piece.stored].type
+        if more or not has_blocks(kind, spec.shape):
             return None
-        raw = np.array(np.frombuffer(file.data(stored), np.uint8))
-        file.release(stored)
-        found = block_weight(raw, info.type, info.shape)
-        if found is None or name not in self._heads:
-            return found
-        order = _halves_apart(torch.arange(info.shape[0]), self._heads[name])
-        return found.rows(order.numpy())
+        found = block_weight(np.array(self._raw(piece)), kind, spec.shape)
+        self._files[piece.stored].release(piece.stored)
+        order = self._layout.row_order(name, spec.shape[0])
+        return found if found is None or order is None else found.rows(order.numpy())
 
     def frequency_factors(self) -> Tensor | None:
         """``rope_freqs.weight``, if there."""
-        return self._read(_FREQUENCY_FACTORS) if _FREQUENCY_FACTORS in self._files else None
+        there = _FREQUENCY_FACTORS in self._files
+        return self._read(_Piece(_FREQUENCY_FACTORS)) if there else None
 
-    def _read(self, stored: str) -> Tensor:
-        file = self._files[stored]
-        info = file.tensors[stored]
-        out = np.empty(info.shape, np.float32)
-        raw = np.frombuffer(file.data(stored), np.uint8)
+    def _known(self, name: str) -> tuple[TensorSpec, tuple[_Piece, ...]]:
+        if name not in self._pieces:
+            raise CorruptFileError("the GGUF file lacks a tensor", seen=name)
+        return self._specs[name], self._pieces[name]
+
+    def _raw(self, piece: _Piece) -> NDArray[np.uint8]:
+        raw = np.frombuffer(self._files[piece.stored].data(piece.stored), np.uint8)
+        size = len(raw) // piece.parts
+        return raw[piece.part * size : (piece.part + 1) * size]
+
+    def _read(self, piece: _Piece) -> Tensor:
+        file = self._files[piece.stored]
+        info = file.tensors[piece.stored]
+        shape = info.shape if piece.parts == 1 else (math.prod(info.shape) // piece.parts,)
+        out = np.empty(shape, np.float32)
+        raw = self._raw(piece)
         dequantize(raw, info.type, out.reshape(-1))
         del raw
-        file.release(stored)
+        file.release(piece.stored)
         return torch.from_numpy(out)
-
-
-def _interleaved_heads(arch: ModelArch) -> dict[str, int]:
-    """Number of heads of each query and key projection, by name."""
-    heads = {}
-    for i, layer in enumerate(arch.layers):
-        if isinstance(layer.mixer, FullAttention):
-            for part in ("weight", "bias"):
-                below = f"{arch.prefix}layers.{i}.self_attn."
-                heads[f"{below}q_proj.{part}"] = layer.mixer.q_heads
-                heads[f"{below}k_proj.{part}"] = layer.mixer.kv_heads
-    return heads
-
-
-def _halves_apart(tensor: Tensor, heads: int) -> Tensor:
-    """Undo the interleaving: rows (head, pair, half) to (head, half, pair)."""
-    pairs = tensor.shape[0] // heads // 2
-    split = tensor.reshape(heads, pairs, 2, *tensor.shape[1:])
-    return split.transpose(1, 2).reshape(tensor.shape)

@@ -7,7 +7,7 @@ from hullspeed.arch.mlps import DenseMlp, MoeMlp
 from hullspeed.arch.model import Layer, ModelArch
 from hullspeed.arch.schemes import PLAIN
 from hullspeed.errors import UnsupportedModelError
-from hullspeed.models.families import DENSE, FAMILIES
+from hullspeed.models.families import FAMILIES
 from hullspeed.models.mlp import ACTIVATIONS
 from hullspeed.models.quantized.readers import READERS, unreadable
 from hullspeed.units import format_bytes
@@ -24,13 +24,6 @@ def check_supported(arch: ModelArch) -> None:
             "the embedded engine does not run this family",
             seen=arch.family,
             fix=f"it runs {', '.join(FAMILIES)}; another engine may run it (--engine)",
-        )
-    if arch.quant == "gguf" and arch.family not in DENSE:
-        # llama.cpp's converter changes norms, gates and experts of these families.
-        raise UnsupportedModelError(
-            "the embedded engine does not read this family from GGUF",
-            seen=arch.family,
-            fix="use its safetensors checkpoint",
         )
     check_format(arch)
     for i, layer in enumerate(arch.layers):
