@@ -88,12 +88,11 @@ def _packed_experts(
             mlp = replace(plain, module=f"{below}{i}")
             yield GatedMlp(mlp, weights, "", kernels).linears
         return
-    gate_up, down = weights.tensor(f"{below}gate_up_proj"), weights.tensor(f"{below}down_proj")
     biases: list[Tensor | None] = [None, None]
     if spec.bias:
         biases = [weights.tensor(f"{below}{n}_proj_bias") for n in ("gate_up", "down")]
     for i in range(spec.experts):
-        first, second = gate_up[i], down[i]
+        first, second = (weights.expert(f"{below}{n}_proj", i) for n in ("gate_up", "down"))
         first_bias, second_bias = (b if b is None else b[i] for b in biases)
         if spec.transposed:
             # gpt-oss: [in, out], gate and up row by row in turn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,6 +106,26 @@ class SafetensorsWeights(Weights):
         self._release([name])
         return torch.from_numpy(values)
 
+    def expert(self, name: str, index: int) -> Tensor:
+        """Read by itself: no more of the file than its share."""
+
+        def share(of: str) -> StoredTensor | None:
+            stored = self._stored.get(of)
+            return None if stored is None else _one_of(stored, index)
+
+        if (found := self._quantized.get(name)) is not None:
+            stem = parts_stem(found.scheme, name)
+            parts = StoredParts(stem, found.shape[1:], share, self._raw)
+            values = READERS[found.scheme.method](parts, found.scheme).dequantize()
+            self._release(part.name for part in found.parts)
+            return torch.from_numpy(values)
+        stored = share(name)
+        if stored is None or stored.dtype not in PLAIN:
+            return super().expert(name, index)  # which says what is wrong
+        values = as_float32(self._raw(stored), stored.dtype).reshape(stored.shape)
+        self._release([name])
+        return torch.from_numpy(values)
+
     def quantized(self, name: str) -> QuantizedTensor | None:
         """The weight's codes and scales; codes may be a view of the file."""
         found = self._quantized.get(name)
@@ -137,6 +158,13 @@ class SafetensorsWeights(Weights):
         for name in names:
             if (stored := self._stored.get(name)) is not None:
                 self._map(stored).release(stored.offset, stored.nbytes)
+
+
+def _one_of(stored: StoredTensor, index: int) -> StoredTensor:
+    """Where row ``index`` of the first dimension lies."""
+    nbytes = stored.nbytes // stored.shape[0]
+    offset = stored.offset + index * nbytes
+    return replace(stored, shape=stored.shape[1:], offset=offset, nbytes=nbytes)
 
 
 def _quantized(

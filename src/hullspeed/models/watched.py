@@ -59,6 +59,12 @@ class WatchedWeights(Weights):
         self._count(name)
         return tensor
 
+    def expert(self, name: str, index: int) -> Tensor:
+        """The other's, counted once."""
+        tensor = self._weights.expert(name, index)
+        self._count(name, tensor.numel())
+        return tensor
+
     def quantized(self, name: str) -> QuantizedTensor | None:
         """The other's, counted once."""
         found = self._weights.quantized(name)
@@ -73,9 +79,13 @@ class WatchedWeights(Weights):
             self._count(name)
         return found
 
-    def _count(self, name: str) -> None:
+    def _count(self, name: str, elements: int | None = None) -> None:
+        """That ``elements`` of a tensor were read, or what was left of it."""
         with self._lock:
-            self._read += self._left.pop(name, 0)
+            left = self._left.get(name, 0)
+            read = left if elements is None else min(elements, left)
+            self._left[name] = left - read
+            self._read += read
             share = self._read / self._total
             if share - self._told >= _STEP or (share == 1.0 and self._told < 1.0):
                 self._told = share

@@ -32,6 +32,10 @@ class Weights(ABC):
             UnsupportedModelError: if its number format is not read here.
         """
 
+    def expert(self, name: str, index: int) -> Tensor:
+        """One expert's share of tensor ``name`` ``[experts, ...]``, as float32."""
+        return self.tensor(name)[index].clone()
+
     def quantized(self, name: str) -> QuantizedTensor | None:
         """The codes and scales of weight ``name``, or ``None`` if it is not kept so.
 
