@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, get_session, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -27,6 +27,7 @@ from hullspeed.errors import SourceError
 from hullspeed.sources.files import WEIGHT_SUFFIXES, ModelFiles, from_path, wanted
 from hullspeed.sources.progress import Progress, silent
 
+_REACH_S = 5.0
 _REPO = re.compile(
     r"^(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})"
     r"(?:/(?P<file>[\w.+-]+\.gguf))?(?:@(?P<revision>[\w./-]{1,200}))?$"
@@ -109,8 +110,11 @@ def _names(repo: str, revision: str | None, file: str | None) -> tuple[str, ...]
 
     Safetensors win over GGUF where a repository has both, unless one GGUF file is named.
     """
+    api = HfApi()
     try:
-        listed = HfApi().list_repo_files(repo, revision=revision)
+        # One try first: the library itself tries a hub out of reach for half a minute.
+        get_session().head(api.endpoint, timeout=_REACH_S)
+        listed = api.list_repo_files(repo, revision=revision)
     except (OfflineModeIsEnabled, httpx2.TransportError, TimeoutError):
         return None
     except HfHubHTTPError as error:
