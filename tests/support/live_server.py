@@ -19,6 +19,16 @@ from hullspeed.server.service import Service, Texts
 from hullspeed.server.settings import ServerSettings
 from support.fake_engine import FakeLink, byte_texts
 
+# Deadlines that a machine under load does not reach; tests of a deadline set their own.
+PATIENT = ServerSettings(
+    port=0,
+    header_deadline_s=300.0,
+    body_deadline_s=300.0,
+    write_stall_s=300.0,
+    heartbeat_limit_s=300.0,
+    hang_limit_s=1200.0,
+)
+
 
 class LiveServer:
     """A running server; ``links`` are the engine's lives so far."""
@@ -57,7 +67,7 @@ class LiveServer:
 
     def client(self, **kwargs: Any) -> httpx2.Client:
         """An HTTP client for it."""
-        return httpx2.Client(base_url=self.url, timeout=20, **kwargs)
+        return httpx2.Client(base_url=self.url, timeout=120, **kwargs)
 
     def start(self) -> None:
         """Start and wait until it is up; the engine may still be loading."""
@@ -110,7 +120,7 @@ def live_server(
     recorder: Recorder | None = None,
 ) -> Iterator[LiveServer]:
     """A server for the ``with`` block."""
-    server = LiveServer(settings or ServerSettings(port=0), link, texts, max_waiting, recorder)
+    server = LiveServer(settings or PATIENT, link, texts, max_waiting, recorder)
     server.start()
     try:
         yield server
