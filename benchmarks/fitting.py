@@ -42,10 +42,11 @@ HOST = {
     "first_token_s:in-process": 0.005,
 }  # fmt: skip
 NAMES = (*GLOBAL, *HOST)
+SHARES = ("weights_s", "multiply_s", "multiply_low_s", "attention_s", "kv_s", "reduce_s")
+LEAST = np.array([1.0 if name in SHARES else 0.0 for name in NAMES])  # nothing beats its peak
 WEIGHT = {"ttft": 0.5, "tpot": 1.0, "output": 1.0}
-# Data-centre GPUs that most is measured on and asked about; rows of others weigh less.
+# Data-centre GPUs that most is measured on and asked about; their errors are counted apart.
 JUDGED = ("H100-SXM", "H200", "A100-80GB-SXM", "A100-40GB-SXM")
-OTHERS_WEIGHT = 0.4
 SLACK = 0.03  # below this error a row no longer pulls
 PULL = 0.3
 HOST_PULL = 0.25  # of a machine's factor to 1, in units of ln 2 and one row
@@ -133,8 +134,7 @@ def rows_of(points: Sequence[Point], model: Model) -> list[Row]:
         *pairs, waited = features
         for metric, pair, value, given in zip(WEIGHT, pairs, measured, known, strict=True):
             if given and pair is not None:
-                weight = (1.0 if point.gpu in JUDGED else OTHERS_WEIGHT) / times[key]
-                rows.append(Row(metric, point, *pair, value, weight, waited))
+                rows.append(Row(metric, point, *pair, value, 1 / times[key], waited))
     return rows
 
 
@@ -230,7 +230,7 @@ def fit(rows: Sequence[Row], model: Model, rounds: int = 15) -> Model:
         system = np.vstack([relative * prior * scale[:, None], pull * np.eye(len(prior))])
         target = np.concatenate([scale, np.full(len(prior), pull)])
         solved = np.linalg.lstsq(system, target, rcond=None)[0]
-        x = 0.5 * x + 0.5 * prior * np.clip(solved, 0.05, 6.0)
+        x = np.maximum(0.5 * x + 0.5 * prior * np.clip(solved, 0.05, 6.0), LEAST)
         of_gpu, of_host = plain @ x, host @ x
         for i in range(len(names)):
             mine = where == i
