@@ -51,15 +51,15 @@ def kept(folder: Path) -> list[Path]:
 def test_a_box_is_learnt_and_simulate_is_right_on_another_load(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ask = ["simulate", MODEL, "--gpu", "h200", "--concurrency", "8", "--isl", "900", "--osl", "24",
-           "--requests", "32", "--json"]  # fmt: skip
+    ask = ["simulate", MODEL, "--gpu", "h200", "--concurrency", "8", "--isl", "900", "--osl", "96",
+           "--requests", "16", "--json"]  # fmt: skip
     assert run_all(ask) == 0
     before = json.loads(capsys.readouterr().out)["summary"]["tpot_s"]["p50"]
     with serving(box()) as live:
         assert run_all([*SERVED, "--endpoint", live.url, *SMALL, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         spec = BenchSpec(
-            url=live.url, model="box", isl_tokens=900, osl_tokens=24, requests=32, concurrency=(8,)
+            url=live.url, model="box", isl_tokens=900, osl_tokens=96, requests=16, concurrency=(8,)
         )
         seen = run_sync(run_bench(spec)).cells[0]
     assert found["decode"] == pytest.approx(1.6, rel=0.12)

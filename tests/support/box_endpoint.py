@@ -92,7 +92,6 @@ class Box:
                 else:
                     await self.complete(writer, body)
                 await writer.drain()
-        writer.close()
 
     async def complete(self, writer: asyncio.StreamWriter, body: dict[str, object]) -> None:
         self.seen += 1
@@ -143,23 +142,30 @@ def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 @contextmanager
 def serving(box: Box) -> Iterator[Box]:
     """Serve ``box`` in a thread of its own; ``url`` says where."""
-    ready, loop = threading.Event(), asyncio.new_event_loop()
+    ready, loop, over = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+    connections: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            connections.add(task)
+        try:
+            await box.serve(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def main() -> None:
-        server = await asyncio.start_server(box.serve, "127.0.0.1", 0, limit=1 << 22)
+        server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 22)
         box.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         engine = asyncio.create_task(box.steps())
         ready.set()
-        with suppress(asyncio.CancelledError):
-            await engine
+        await over.wait()
         server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in (engine, *connections):
             task.cancel()
-
-    async def stop() -> None:
-        for task in asyncio.all_tasks():
-            if task.get_coro().__qualname__ == "Box.steps":  # type: ignore[union-attr]
-                task.cancel()
+        await asyncio.gather(engine, *connections, return_exceptions=True)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
     thread.start()
@@ -167,7 +173,6 @@ def serving(box: Box) -> Iterator[Box]:
     try:
         yield box
     finally:
-        asyncio.run_coroutine_threadsafe(stop(), loop)
-        thread.join(5)
-        loop.run_until_complete(asyncio.sleep(0))
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)
         loop.close()
