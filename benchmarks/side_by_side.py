@@ -257,7 +257,7 @@ def _said(figure: Figure, *, good: bool, quiet: bool) -> str:
         return "too busy"
     sign = ">=" if figure.at_least else "<="
     what = "ours " if figure.absolute else ""
-    return f"{what}{sign} {figure.bar} " + ("[green]held[/]" if good else "[red]missed[/]")
+    return f"{what}{sign} {figure.bar:.3g} " + ("[green]held[/]" if good else "[red]missed[/]")
 
 
 def call(*command: str, show: bool = False) -> None:

@@ -79,6 +79,19 @@ async def test_the_result_is_json_and_hides_the_key() -> None:
     assert not result.held
 
 
+async def test_the_caller_may_count_where_the_endpoint_does_not() -> None:
+    async def count(text: str) -> int:
+        return len(text.split()) + 5
+
+    async with mock_endpoint(Truth(tokenize=False)) as mock:
+        spec = BenchSpec(
+            url=mock.url, isl_tokens=20, osl_tokens=4, requests=2, concurrency=(1,)
+        )  # fmt: skip
+        result = await run(spec, count=count)
+    assert result.prompt_tokens_by == "caller"
+    assert all(len(prompt.split()) == 15 for prompt in mock.prompts)
+
+
 async def test_stopping_keeps_what_was_measured() -> None:
     stop = asyncio.Event()
     async with mock_endpoint(Truth(ttft_s=0.05)) as mock:
