@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from hullspeed.arch.load import load_arch
+from hullspeed.arch.tensors import Role
 from hullspeed.errors import EngineError
 from hullspeed.kernels.batch import Batch, SpanInput
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.load import load_decoder
+from hullspeed.models.safetensors_weights import SafetensorsWeights
 from hullspeed.models.support import skipped_parts
 from hullspeed.sources.files import from_folder
 from hullspeed.units import format_bytes
@@ -236,3 +238,16 @@ def test_vision_weights_are_skipped_and_said_so(tmp_path: Path) -> None:
     with torch.inference_mode():
         wanted = module(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+
+
+def test_an_expert_by_itself_is_its_share_of_all(tmp_path: Path) -> None:
+    write_family(tmp_path, "gpt_oss")
+    files = from_folder(tmp_path, source="x")
+    arch = load_arch(files)
+    weights = SafetensorsWeights(files.weights, arch)
+    fused = [t for t in arch.tensors() if t.role is Role.EXPERT and len(t.shape) == 3]
+    assert fused
+    for spec in fused:
+        whole = weights.tensor(spec.name)
+        for i, wanted in enumerate(whole):
+            assert torch.equal(weights.expert(spec.name, i), wanted)
