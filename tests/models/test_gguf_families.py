@@ -19,7 +19,7 @@ from hullspeed.models.decoder import Decoder
 from hullspeed.models.gguf_weights import GgufWeights
 from hullspeed.models.load import load_decoder
 from support.families import VOCAB, write_family
-from support.gguf_files import ARCHITECTURES, CHANGES, write_gguf_of
+from support.gguf_families import ARCHITECTURES, CHANGES, write_gguf_of
 
 
 def logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
