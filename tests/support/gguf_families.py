@@ -1,8 +1,8 @@
 """Tiny GGUF files of every architecture, as llama.cpp's converter lays them out.
 
 Written from the converter's source with the ``gguf`` package: names by hand, so that the table of
-names under test is not its own witness. Files that the converter itself made of the same
-checkpoints gave the same logits.
+names under test is not its own witness. Files that the converter itself made of the
+four Qwen checkpoints gave the same logits; those of Gemma 3 and gpt-oss were not made with it.
 """
 
 from __future__ import annotations
