@@ -181,7 +181,7 @@ def _to_fp8(x: np.float32) -> np.int32:
     return code
 
 
-@kernel()
+@kernel(math="exact")
 def times(scores: NDArray[np.float32], rows: int, scales: NDArray[np.float32], factor: np.float32
 ) -> None:  # fmt: skip
     """Multiply column j of the first ``rows`` rows by ``scales[j] * factor``."""
