@@ -40,7 +40,7 @@ def ask(
 def saved(engine: EngineLoop) -> list[int]:
     tree = engine.scheduler.cache
     assert isinstance(tree, SegmentTree)
-    return sorted(node.end for node in tree.nodes() if node.state_slot is not None)
+    return sorted(node.end for node in tree.nodes() if node.state is not None)
 
 
 @pytest.mark.parametrize(

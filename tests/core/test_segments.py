@@ -34,7 +34,8 @@ def remember(
     now_s: float = 0.0,
 ) -> None:
     sequence = sequence_of(tokens, pages, salt)
-    tree.insert(sequence, len(tokens), now_s=now_s, state_slot=state_slot)
+    state = None if state_slot is None else (state_slot,)
+    tree.insert(sequence, len(tokens), now_s=now_s, state=state)
     pages.release(sequence.pages)
 
 
@@ -127,7 +128,7 @@ def test_a_model_with_state_is_hit_only_where_a_state_is() -> None:
     (slot,) = states.take(1)
     remember(tree, pages, [1, 2, 3, 4, 5], state_slot=slot)
     match = tree.match([1, 2, 3, 4, 5, 6], b"", limit=6, now_s=0.0)
-    assert (match.n_tokens, match.state_slot) == (5, slot)
+    assert (match.n_tokens, match.state) == (5, (slot,))
     assert hit(tree, [1, 2, 3, 4]) == 0
 
 
@@ -139,8 +140,8 @@ def test_splitting_keeps_the_state_where_it_was() -> None:
     remember(tree, pages, [1, 2], state_slot=fork)
     remember(tree, pages, [1, 2, 9], state_slot=other)
     tree.check_integrity()
-    assert tree.match([1, 2, 3, 4, 5], b"", limit=5, now_s=0.0).state_slot == deep
-    assert tree.match([1, 2, 7], b"", limit=3, now_s=0.0).state_slot == fork
+    assert tree.match([1, 2, 3, 4, 5], b"", limit=5, now_s=0.0).state == (deep,)
+    assert tree.match([1, 2, 7], b"", limit=3, now_s=0.0).state == (fork,)
 
 
 def test_a_junction_is_the_place_where_prompts_parted() -> None:

@@ -25,6 +25,9 @@ class Recorder:
     def copy_pages(self, sources: list[int], targets: list[int]) -> None:
         self.calls.append((sources, targets))
 
+    def copy_window_pages(self, sources: list[int], targets: list[int]) -> None:
+        self.calls.append(("windows", sources, targets))
+
     def copy_states(self, sources: list[int], targets: list[int]) -> None:
         self.calls.append(("states", sources, targets))
 

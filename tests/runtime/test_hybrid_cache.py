@@ -13,8 +13,15 @@ from hullspeed.core.engine import EngineLoop
 from hullspeed.core.segments import SegmentTree
 from hullspeed.errors import RequestError
 
-from .hybrids import PAGE_TOKENS, HybridCase, hybrid_case, random_prompt, run
-from .tiny import CLEAR_MARGIN
+from .hybrids import (
+    PAGE_TOKENS,
+    HybridCase,
+    hybrid_case,
+    is_close_call,
+    prompt_trees,
+    random_prompt,
+    run,
+)
 
 WHOLE = 10_000
 N_OUTPUT = 6
@@ -27,22 +34,6 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kinds = ["linear_attention", "full_attention"]
     folder = tmp_path_factory.mktemp(request.param)
     return hybrid_case(folder, request.param, num_hidden_layers=2, layer_types=kinds)
-
-
-@st.composite
-def prompt_trees(draw: st.DrawFn) -> list[tuple[list[int], tuple[int, ...]]]:
-    """Prompts that share prefixes of one another, and checkpoints in them."""
-    prompts: list[list[int]] = [random_prompt(draw(st.integers(20, 60)), draw(st.integers(0, 2)))]
-    for _ in range(draw(st.integers(1, 6))):
-        parent = draw(st.sampled_from(prompts))
-        keep = draw(st.one_of(st.just(len(parent)), st.integers(0, len(parent))))
-        own = draw(st.integers(1, 40))
-        prompts.append(parent[:keep] + random_prompt(own, 10_000 + 50 * keep + own))
-    marked = []
-    for prompt in prompts:
-        places = st.integers(1, len(prompt) - 1) if len(prompt) > 1 else st.nothing()
-        marked.append((prompt, tuple(sorted(draw(st.sets(places, max_size=3))))))
-    return marked
 
 
 @given(data=st.data())
@@ -65,15 +56,7 @@ def test_cached_equals_uncached(hybrid: HybridCase, data: st.DataObject) -> None
         got = run(loop, prompts, N_OUTPUT, [places for _, places in again])
         for prompt, sequence in zip(prompts, got, strict=True):
             want = hybrid.uncached(prompt, N_OUTPUT)
-            assert sequence.output == want or _is_close_call(hybrid, prompt, sequence.output, want)
-
-
-def _is_close_call(case: HybridCase, prompt: list[int], got: list[int], want: list[int]) -> bool:
-    """Whether the outputs part where transformers finds the two tokens equally likely."""
-    at = next(i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b)
-    with torch.inference_mode():
-        logits = case.module(torch.tensor([prompt + want[:at]])).logits[0, -1]
-    return bool((logits[got[at]] - logits[want[at]]).abs() < CLEAR_MARGIN)
+            assert sequence.output == want or is_close_call(hybrid, prompt, sequence.output, want)
 
 
 def test_a_stale_state_would_be_seen(hybrid: HybridCase) -> None:
@@ -82,11 +65,11 @@ def test_a_stale_state_would_be_seen(hybrid: HybridCase) -> None:
     wanted = hybrid.uncached(prompt, 8)
     loop = hybrid.loop(step_tokens=WHOLE, max_running=1)
     run(loop, [prompt, other], 8)
-    slots = {tuple(node.tokens[:5]): node.state_slot for node in _tree(loop).nodes()}
+    slots = {tuple(node.tokens[:5]): node.state for node in _tree(loop).nodes()}
     mine, others = slots[tuple(prompt[:5])], slots[tuple(other[:5])]
     assert mine is not None
     assert others is not None
-    hybrid.decoder.copy_states([others], [mine])
+    hybrid.decoder.copy_states(list(others), list(mine))
     (stale,) = run(loop, [prompt], 8)
     assert stale.cached_tokens == 59
     assert stale.output != wanted

@@ -9,6 +9,9 @@ from hullspeed.arch.mixers import FullAttention, GatedDeltaNet, SlidingAttention
 from hullspeed.arch.mlps import DenseMlp
 from hullspeed.arch.model import Layer, ModelArch, Rope
 from hullspeed.errors import CapacityError, UsageError
+from hullspeed.memory.budget import EngineSettings, GpuMemory
+from hullspeed.memory.ours import HullspeedAllocator
+from hullspeed.memory.windows import least_pages
 from hullspeed.runtime.config import EngineConfig
 from hullspeed.runtime.room import Room, page_count, page_size, plan_room
 
@@ -56,11 +59,79 @@ def test_less_than_one_context_is_refused() -> None:
         pages(10**9, kv_budget_bytes=9_999)
 
 
-def test_a_layer_with_a_window_keeps_pages_too() -> None:
-    window = SlidingAttention(q_heads=4, kv_heads=1, head_dim=64, rotary_dim=64, window_tokens=16)
+WINDOW = SlidingAttention(q_heads=4, kv_heads=1, head_dim=64, rotary_dim=64, window_tokens=16)
+
+
+def test_a_page_of_layers_with_and_without_a_window() -> None:
     each = 2 * 64 * 16 * 4
     assert page_size(arch_of(ATTENTION), 16) == each
-    assert page_size(arch_of(ATTENTION, window, DELTA), 16) == 2 * each
+    assert page_size(arch_of(ATTENTION, WINDOW, DELTA), 16) == 2 * each
+    arch = arch_of(ATTENTION, WINDOW, WINDOW)
+    assert page_size(arch, 16, windowed=False) == each
+    assert page_size(arch, 16, windowed=True) == 2 * each
+
+
+OURS = {"max_running": 3, "page_tokens": 16, "step_tokens": 64}
+
+
+@pytest.mark.parametrize("mixers", [(ATTENTION, WINDOW, WINDOW, WINDOW), (WINDOW, WINDOW)])
+@pytest.mark.parametrize("available_bytes", [3_000_000, 5_000_000, 8_000_000, 10**9])
+def test_windows_are_sized_as_memory_says(
+    mixers: tuple[FullAttention, ...], available_bytes: int
+) -> None:
+    """The engine's room, the allocator's pool and the twin's pages are one computation."""
+    arch = arch_of(*mixers)
+    room = plan_room(EngineConfig(model="m", **OURS), arch, 640, available_bytes)  # type: ignore[arg-type]
+    assert room.n_window_pages > 0
+    assert room.total_bytes <= available_bytes // 2
+    settings = EngineSettings(
+        engine="hullspeed", max_num_seqs=3, max_model_len=640, block_tokens=16,
+        max_num_batched_tokens=64,
+    )  # fmt: skip
+    allocator = HullspeedAllocator()
+    machine = GpuMemory(name="", total_bytes=10**10, compute_capability=(0, 0))
+    assert allocator._pool_bytes(arch, machine, settings, available_bytes) == room.total_bytes
+    pool = allocator.pool(arch, machine, settings, available_bytes // 2)
+    assert allocator.window_split(arch, settings, pool) == (room.n_pages, room.n_window_pages)
+
+
+def test_a_given_budget_is_used_up() -> None:
+    arch = arch_of(ATTENTION, WINDOW, WINDOW, WINDOW)
+    config = EngineConfig(model="m", kv_budget_bytes=4_000_000, **OURS)  # type: ignore[arg-type]
+    room = plan_room(config, arch, 640, 0)
+    assert room.n_window_pages == 1_600_000 // room.window_page_bytes
+    assert 0 <= 4_000_000 - room.total_bytes < room.page_bytes
+
+
+def test_windows_leave_room_for_one_whole_context() -> None:
+    """40 pages of what sees everything, then what is left for windows, and not a byte less."""
+    arch = arch_of(ATTENTION, WINDOW, WINDOW, WINDOW)
+    least = least_pages(16, 16, 64)
+    each = page_size(arch_of(ATTENTION), 16)
+    needed = 40 * each + least * 3 * each
+    for budget, fits in ((needed, True), (needed - 1, False)):
+        config = EngineConfig(model="m", kv_budget_bytes=budget, **OURS)  # type: ignore[arg-type]
+        if fits:
+            assert plan_room(config, arch, 640, 0)[:1] == (40,)
+        else:
+            with pytest.raises(CapacityError, match="windows of 16 tokens included"):
+                plan_room(config, arch, 640, 0)
+
+
+@pytest.mark.parametrize(
+    ("mixers", "options"),
+    [
+        ((ATTENTION, WINDOW, DELTA), {}),  # continued from its recurrent states
+        ((ATTENTION, WINDOW), {"cache": "hash"}),
+        ((ATTENTION, WINDOW), {"step_tokens": 640}),  # a step as long as the context
+        ((ATTENTION, replace(WINDOW, window_tokens=640)), {}),
+    ],
+)
+def test_windows_in_full(mixers: tuple[FullAttention, ...], options: dict[str, object]) -> None:
+    config = EngineConfig(model="m", **{**OURS, **options})  # type: ignore[arg-type]
+    room = plan_room(config, arch_of(*mixers), 640, 10**9)
+    assert (room.n_window_pages, room.window_tokens) == (0, 0)
+    assert room.page_bytes == page_size(arch_of(*mixers), 16)
 
 
 def test_a_draft_layer_keeps_pages_when_it_is_loaded() -> None:

@@ -54,6 +54,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mixtral",
         {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
+    "mistral": ("Mistral", {"num_hidden_layers": 2, "sliding_window": 40}),
     "gemma3": (
         "Gemma3",
         {

@@ -12,6 +12,7 @@ from hullspeed.core.request import Request
 from hullspeed.core.sampling import SamplingParams
 from hullspeed.core.scheduler import Scheduler
 from hullspeed.core.step import Sampled, StepResult
+from hullspeed.memory.windows import least_pages
 from hullspeed.twin.scheduler import TwinScheduler
 
 STATE_BYTES = 3
@@ -27,8 +28,13 @@ class Case:
         self.step_tokens = rng.randint(1, 40)
         self.slots = rng.choice([0, rng.randint(2 * self.running + 1, 20)])
         self.stored = 0
+        self.window = 0 if self.slots else rng.choice([0, rng.randint(1, 40)])
+        steps = max(self.step_tokens, self.running)
+        least = least_pages(self.window, self.page_tokens, steps)
+        self.window_pages = least + rng.randint(0, 20) if self.window else 0
         caches = ["segment", "align", "prompt_end", "lru", "none"]
-        self.cache = rng.choice(caches if self.slots else ["segment", "lru", "hash", "none"])
+        stateful = self.slots or self.window
+        self.cache = rng.choice(caches if stateful else ["segment", "lru", "hash", "none"])
         self.eviction = rng.choice(["lru", "density"])
         # Live sequences always fit; what the cache keeps competes for the rest.
         least = self.n_pages + (2 * self.running + 1) * STATE_BYTES
@@ -46,6 +52,9 @@ class Case:
             max_running=self.running,
             n_state_slots=self.slots,
             n_stored_slots=self.stored,
+            n_window_pages=self.window_pages,
+            window_tokens=self.window,
+            window_page_bytes=2,
             state_bytes=STATE_BYTES,
             shared_bytes=self.shared_bytes,
             cache=self.cache,
@@ -62,6 +71,7 @@ class Case:
             max_context_tokens=self.n_pages * self.page_tokens,
             placement=pools.placement,
             stored=pools.stored,
+            windows=pools.windows,
         )
 
 
@@ -159,3 +169,41 @@ def test_every_step_is_the_production_schedulers(seed: int, paranoid: bool) -> N
                 assert scheduler.stored.n_free == scheduler.stored.size
         else:
             assert budget.free_bytes == budget.total_bytes
+
+
+def test_a_prompt_that_takes_pages_of_windows_from_one_that_decodes() -> None:
+    """The younger one's token was planned already, by the twin as one of many alike."""
+    case = Case(random.Random(0))
+    case.n_pages, case.page_tokens, case.running, case.step_tokens = 300, 4, 4, 8
+    case.window, case.window_pages = 10, least_pages(10, 4, 8) + 2
+    case.slots = case.shared_bytes = 0
+    case.cache = "none"
+    plain, twin = case._make(Scheduler), case._make(TwinScheduler)
+    assert isinstance(twin, TwinScheduler)
+    for i in range(2):
+        for scheduler in (plain, twin):
+            scheduler.add(request_of(i, 3 + i, 60, priority=1))
+    now = 0.0
+    while plain.has_work:
+        step, lazy = plain.schedule(now), twin.schedule(now)
+        assert twin.key(lazy) == step.key()
+        now += 1.0
+        plain.commit(step, StepResult([Sampled(0) for s in step.spans if s.sample]), now)
+        twin.commit(lazy, StepResult([]), now)
+        twin.check_integrity()
+        if now == 1.0:
+            for scheduler in (plain, twin):
+                scheduler.add(request_of(9, 60, 3, priority=0))
+    assert plain.counters.preemptions == twin.counters.preemptions > 0
+    assert not twin.has_work
+
+
+def request_of(i: int, prompt_tokens: int, max_tokens: int, priority: int) -> Request:
+    return Request(
+        id=i,
+        prompt=(5,) * prompt_tokens,
+        sampling=SamplingParams(temperature=0.0, ignore_eos=True),
+        max_tokens=max_tokens,
+        priority=priority,
+        arrival_s=float(i),
+    )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hullspeed.core.eviction import Density, EvictionPolicy, Lru
 from hullspeed.core.hashchain import HashChain
 from hullspeed.core.nocache import NoCache
-from hullspeed.core.pages import ByteBudget, PagePool, StatePool
+from hullspeed.core.pages import ByteBudget, PagePool, Pool, StatePool, WindowPool
 from hullspeed.core.placement import Aligned, Junctions, Placement, PromptEnd
 from hullspeed.core.prefix import PrefixCache
 from hullspeed.core.scheduler import Scheduler
@@ -27,6 +27,7 @@ class Pools(NamedTuple):
     cache: PrefixCache
     placement: Placement
     stored: StatePool | None = None
+    windows: WindowPool | None = None
 
 
 def build_pools(
@@ -36,8 +37,11 @@ def build_pools(
     max_running: int,
     n_state_slots: int = 0,
     n_stored_slots: int = 0,
+    n_window_pages: int = 0,
+    window_tokens: int = 0,
     page_bytes: int = 1,
     state_bytes: int = 0,
+    window_page_bytes: int = 1,
     shared_bytes: int = 0,
     cache: str = "segment",
     eviction: str = "lru",
@@ -63,13 +67,20 @@ def build_pools(
             seen=n_state_slots,
             fix=f"give at least {needed} for {max_running} running sequences",
         )
+    if n_window_pages and (n_state_slots or shared_bytes):
+        raise UsageError("a model with windows has no recurrent states, nor bytes shared with them")
     budget = ByteBudget(shared_bytes) if shared_bytes else None
     pages = PagePool(n_pages, page_tokens, budget, page_bytes)
     states = StatePool(n_state_slots, budget, max(state_bytes, 1))
     policy = _policy("lru" if cache == "lru" else eviction, flops)
     stored = StatePool(n_stored_slots) if n_stored_slots else None
-    prefix = _cache(cache, pages, stored or states, policy, page_bytes, state_bytes)
-    return Pools(pages, states, prefix, _placement(cache, block_tokens), stored)
+    windows = None
+    ends: Pool = stored or states
+    if n_window_pages:
+        ends = windows = WindowPool(n_window_pages, page_tokens, window_tokens)
+        state_bytes = window_page_bytes
+    prefix = _cache(cache, pages, ends, policy, page_bytes, state_bytes)
+    return Pools(pages, states, prefix, _placement(cache, block_tokens), stored, windows)
 
 
 def build_scheduler(
@@ -81,8 +92,11 @@ def build_scheduler(
     max_context_tokens: int,
     n_state_slots: int = 0,
     n_stored_slots: int = 0,
+    n_window_pages: int = 0,
+    window_tokens: int = 0,
     page_bytes: int = 1,
     state_bytes: int = 0,
+    window_page_bytes: int = 1,
     shared_bytes: int = 0,
     cache: str = "segment",
     eviction: str = "lru",
@@ -101,14 +115,19 @@ def build_scheduler(
             ``2 * max_running + 1``, so that every running sequence can read one slot and write one.
         n_stored_slots: States that the cache keeps in a form of its own (fewer bits); 0: it takes
             slots of the running ones, of which ``max_running`` are enough then.
-        page_bytes: Bytes of a page over all layers.
+        n_window_pages: Pages of the layers with a window; 0: they keep pages as the others do. At
+            least :func:`hullspeed.memory.windows.least_pages`.
+        window_tokens: Tokens that these layers see, the present one included; of several windows
+            the largest.
+        page_bytes: Bytes of a page over all layers that have it.
         state_bytes: Bytes of a stored state over all layers.
+        window_page_bytes: Bytes of a page over all layers with a window.
         shared_bytes: When not 0, pages and states come out of this one budget, and their numbers
             are only upper bounds.
         cache: One of :data:`CACHES`. ``segment``: the segment tree; ``lru``: the same, evicted by
             recency whatever ``eviction`` says; ``align`` and ``prompt_end``: the same tree, states
             saved at every multiple of a block or at the last one of a prompt; ``hash``: chained
-            page hashes (models without state); ``none``.
+            page hashes (models without state or pages of windows); ``none``.
         eviction: ``lru`` or ``density``.
         block_tokens: Of ``align`` and ``prompt_end``.
         flops: ``flops(n_tokens, start)`` of the model, for ``"density"``.
@@ -125,8 +144,11 @@ def build_scheduler(
         max_running=max_running,
         n_state_slots=n_state_slots,
         n_stored_slots=n_stored_slots,
+        n_window_pages=n_window_pages,
+        window_tokens=window_tokens,
         page_bytes=page_bytes,
         state_bytes=state_bytes,
+        window_page_bytes=window_page_bytes,
         shared_bytes=shared_bytes,
         cache=cache,
         eviction=eviction,
@@ -142,6 +164,7 @@ def build_scheduler(
         max_context_tokens=max_context_tokens,
         placement=pools.placement,
         stored=pools.stored,
+        windows=pools.windows,
     )
 
 
@@ -156,7 +179,7 @@ def _policy(name: str, flops: Callable[[int, int], float] | None) -> EvictionPol
 def _cache(
     name: str,
     pages: PagePool,
-    states: StatePool,
+    states: Pool,
     policy: EvictionPolicy,
     page_bytes: int,
     state_bytes: int,
@@ -170,7 +193,7 @@ def _cache(
     raise UsageError(
         "unknown prefix cache",
         seen=name,
-        fix=f"use one of {', '.join(CACHES)} (hash: for models without state)",
+        fix=f"use one of {', '.join(CACHES)} (hash: for models without state or windows)",
     )
 
 

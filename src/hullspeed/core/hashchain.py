@@ -11,7 +11,7 @@ from collections import Counter
 from hullspeed.core.eviction import EvictionPolicy, EvictionQueue
 from hullspeed.core.ghost import chain_hash
 from hullspeed.core.pages import PagePool
-from hullspeed.core.prefix import CacheStats, Match
+from hullspeed.core.prefix import CacheStats, EndState, Match
 from hullspeed.core.request import Sequence
 from hullspeed.errors import IntegrityError
 
@@ -79,7 +79,7 @@ class HashChain:
         self._queue.offer(node)
 
     def insert(
-        self, sequence: Sequence, n_tokens: int, *, now_s: float, state_slot: int | None = None
+        self, sequence: Sequence, n_tokens: int, *, now_s: float, state: EndState | None = None
     ) -> Block | None:
         """Remember the whole pages among the first ``n_tokens`` tokens."""
         size = self._pages.page_tokens
@@ -102,7 +102,7 @@ class HashChain:
             self._queue.offer(parent)
         return parent
 
-    def state_at(self, node: Block) -> int | None:
+    def state_at(self, node: Block) -> EndState | None:
         """None."""
         return None
 
@@ -127,7 +127,7 @@ class HashChain:
                 self._queue.offer(block.parent)
         return freed
 
-    def evict_states(self, n_slots: int) -> int:
+    def evict_states(self, n_pieces: int) -> int:
         """Nothing: there are no states."""
         return 0
 

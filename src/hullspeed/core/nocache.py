@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hullspeed.core.prefix import CacheNode, CacheStats, Match
+from hullspeed.core.prefix import CacheNode, CacheStats, EndState, Match
 from hullspeed.core.request import Sequence
 
 
@@ -28,12 +28,12 @@ class NoCache:
         """Nothing was kept."""
 
     def insert(
-        self, sequence: Sequence, n_tokens: int, *, now_s: float, state_slot: int | None = None
+        self, sequence: Sequence, n_tokens: int, *, now_s: float, state: EndState | None = None
     ) -> CacheNode:
         """Keep nothing; the state stays the caller's."""
         return None
 
-    def state_at(self, node: CacheNode) -> int | None:
+    def state_at(self, node: CacheNode) -> EndState | None:
         """None."""
         return None
 
@@ -41,7 +41,7 @@ class NoCache:
         """0."""
         return 0
 
-    def evict_states(self, n_slots: int) -> int:
+    def evict_states(self, n_pieces: int) -> int:
         """0."""
         return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hullspeed.errors import IntegrityError
+from hullspeed.errors import IntegrityError, UsageError
 
 
 class ByteBudget:
@@ -114,6 +114,33 @@ class PagePool(Pool):
     def pages_for(self, n_tokens: int) -> int:
         """Pages that ``n_tokens`` tokens start."""
         return -(-n_tokens // self.page_tokens)
+
+
+class WindowPool(PagePool):
+    """Pages of the layers that see ``window_tokens`` tokens back, the present one included. A
+    sequence holds those that its next token sees; those behind are returned.
+    """
+
+    def __init__(
+        self,
+        n_pages: int,
+        page_tokens: int,
+        window_tokens: int,
+        budget: ByteBudget | None = None,
+        page_bytes: int = 1,
+    ) -> None:
+        if window_tokens < 1:
+            raise UsageError("a window has at least one token", seen=window_tokens)
+        super().__init__(n_pages, page_tokens, budget, page_bytes)
+        self.window_tokens = window_tokens
+
+    def first_page(self, position: int) -> int:
+        """Index of the first page that a query at ``position`` sees."""
+        return max(0, position - self.window_tokens + 1) // self.page_tokens
+
+    def pages_between(self, start: int, end: int) -> int:
+        """Pages that a sequence holds while it computes tokens ``start .. end``."""
+        return self.pages_for(end) - self.first_page(start)
 
 
 class StatePool(Pool):

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 from hullspeed.core.request import Sequence
 
+EndState = tuple[int, ...]
+"""Pieces of a pool from which a sequence can go on at some place; each has an owner for it."""
+
 CacheNode = Any
 """A cache's own handle on a place in it; opaque to everybody else."""
 
@@ -21,7 +24,8 @@ class Match:
         pages: Pages that hold them, one for each started page.
         shared_pages: How many of ``pages`` are full and can be used as they are. If the match
             ends inside a page, that last page must be copied before anyone writes to it.
-        state_slot: State at exactly ``n_tokens``, for models that have one.
+        state: What the pool of end states holds at exactly ``n_tokens``, for models that have one:
+            the slot of a recurrent state, or the pages behind ``n_tokens`` that a window sees.
         node: Where the match ends; hold it with ``lock`` while its pages are in use.
         resident_tokens: Tokens whose KV is resident: more than ``n_tokens`` where a state
             is missing.
@@ -30,7 +34,7 @@ class Match:
     n_tokens: int = 0
     pages: list[int] = field(default_factory=list)
     shared_pages: int = 0
-    state_slot: int | None = None
+    state: EndState | None = None
     node: CacheNode = None
     resident_tokens: int = 0
 
@@ -78,26 +82,28 @@ class PrefixCache(Protocol):
         ...
 
     def insert(
-        self, sequence: Sequence, n_tokens: int, *, now_s: float, state_slot: int | None = None
+        self, sequence: Sequence, n_tokens: int, *, now_s: float, state: EndState | None = None
     ) -> CacheNode:
         """Remember ``sequence.tokens[:n_tokens]`` and its pages; returns the node where it ends.
 
-        The cache takes its own references on pages it did not have. ``state_slot`` is donated:
+        The cache takes its own references on pages it did not have. ``state`` is donated:
         the cache owns it from now on (or frees it, if the place already has a state). ``None``
         says that nothing was kept and nothing donated.
         """
         ...
 
-    def state_at(self, node: CacheNode) -> int | None:
-        """The state slot at ``node``, which the cache owns."""
+    def state_at(self, node: CacheNode) -> EndState | None:
+        """The state at ``node``, which the cache owns."""
         ...
 
     def evict(self, n_pages: int) -> int:
         """Free at least ``n_pages`` pages if unlocked content allows; returns how many it freed."""
         ...
 
-    def evict_states(self, n_slots: int) -> int:
-        """Free at least ``n_slots`` state slots if unlocked content allows; returns how many."""
+    def evict_states(self, n_pieces: int) -> int:
+        """Free at least ``n_pieces`` pieces of the pool of end states if unlocked content allows;
+        returns how many.
+        """
         ...
 
     def clear(self) -> None:
@@ -113,7 +119,7 @@ class PrefixCache(Protocol):
         ...
 
     def state_owners(self) -> Counter[int]:
-        """References the cache holds, by state slot."""
+        """References the cache holds, by piece of the pool of end states."""
         ...
 
     def check_integrity(self) -> None:

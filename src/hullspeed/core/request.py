@@ -41,7 +41,8 @@ class Request:
         priority: Smaller runs first; ties by arrival.
         salt: Cache namespace: requests match cached prefixes of equal salt only.
         checkpoints: Prompt positions worth a state checkpoint (end of the system block, end of
-            the prompt before the generation tail); used by models with recurrent state.
+            the prompt before the generation tail); used by models with recurrent state or
+            windows.
     """
 
     id: int
@@ -63,11 +64,13 @@ class Sequence:
         tokens: Prompt and output so far.
         computed: How many of ``tokens`` have their KV (and state) in memory.
         pages: Page table: page ``i`` holds tokens ``[i * page_tokens, (i + 1) * page_tokens)``.
+        window_pages: The same for layers with a window, from page ``window_first`` on: those before
+            were returned.
         state_slot: Slot of the recurrent state at ``computed``; ``None`` for models without, or
             before start.
         owns_state: Whether the sequence may write ``state_slot``; else it is the cache's.
         next_slot: Slot that the step in flight writes, until it is committed.
-        checkpoints: Positions, in order, at which a chunk ends and the state goes to the cache.
+        checkpoints: Positions, in order, at which the state goes to the cache.
         match_version: Version of the cache that was last searched for this sequence.
         node: Deepest prefix-cache node this sequence holds a lock on.
         cached_tokens: Prompt tokens served from the cache at first admission (what usage reports).
@@ -78,6 +81,8 @@ class Sequence:
     tokens: list[int]
     computed: int = 0
     pages: list[int] = field(default_factory=list)
+    window_pages: list[int] = field(default_factory=list)
+    window_first: int = 0
     state_slot: int | None = None
     owns_state: bool = False
     next_slot: int | None = None

@@ -7,7 +7,8 @@ one pending token and sequences with many:
 1. sequences with one pending token, oldest first: each gets it (a new page if it starts one);
 2. sequences with many, oldest first: chunks, while the token budget lasts;
 3. waiting sequences, best priority first: admitted with the pages of all their known tokens, minus
-   the prefix that the cache has, and given their first chunk.
+   the prefix that the cache has, and given their first chunk. Pages of layers with a window come
+   chunk by chunk instead, and go when the window has passed them.
 
 Memory that runs out is taken from the cache, then from the youngest running sequence of the least
 priority: it gives everything back, waits, and finds most of its prefix in the cache again. The
@@ -24,11 +25,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hullspeed.core.pages import PagePool, StatePool
+from hullspeed.core.pages import PagePool, StatePool, WindowPool
 from hullspeed.core.placement import Junctions, Placement
-from hullspeed.core.prefix import Match, PrefixCache
+from hullspeed.core.prefix import CacheNode, EndState, Match, PrefixCache
 from hullspeed.core.request import FinishReason, Request, Sequence, Status
 from hullspeed.core.step import PageCopy, Sampled, Span, StateCopy, Step, StepResult
+from hullspeed.core.windows import Windows
 from hullspeed.errors import CapacityError, IntegrityError
 
 PREEMPTIONS_BEFORE_WHOLE_LENGTH = 3
@@ -62,9 +64,10 @@ class Scheduler:
         max_running: Sequences that may hold memory for computing at once.
         step_tokens: Token budget of a step, at least ``max_running``.
         max_context_tokens: Longest sequence, prompt and output.
-        placement: Where models with recurrent state save it.
+        placement: Where models with recurrent state or windows save an end state.
         stored: The cache's own slots, where it keeps states in a form of its own; in a step they
             are numbered after those of ``states``. Without it the cache takes slots of ``states``.
+        windows: Pages of the layers with a window, where they have their own; no states then.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Scheduler:
         max_context_tokens: int,
         placement: Placement | None = None,
         stored: StatePool | None = None,
+        windows: WindowPool | None = None,
     ) -> None:
         self.pages = pages
         self.states = states
@@ -86,6 +90,10 @@ class Scheduler:
         self.max_running = max_running
         self.step_tokens = max(step_tokens, max_running)
         self.max_context_tokens = max_context_tokens
+        longest = min(self.step_tokens, max_context_tokens)
+        self.windows = None if windows is None else Windows(windows, longest)
+        # Whether prefixes are found only where an end state was saved.
+        self.stateful = states.size > 0 or windows is not None
         self.placement = placement or Junctions()
         self.counters = Counters()
         self.waiting: list[Sequence] = []
@@ -177,10 +185,10 @@ class Scheduler:
     def _give(self, step: Step, sequence: Sequence, budget: int) -> int:
         """Plan up to ``budget`` pending tokens of ``sequence``; returns how many."""
         n_tokens = min(sequence.pending, budget)
-        if sequence.checkpoints and sequence.computed < sequence.checkpoints[0]:
-            n_tokens = min(n_tokens, sequence.checkpoints[0] - sequence.computed)
         start = sequence.computed
-        if not self._grow(sequence, start + n_tokens):
+        if self.states.size and sequence.checkpoints and start < sequence.checkpoints[0]:
+            n_tokens = min(n_tokens, sequence.checkpoints[0] - start)
+        if not self._grow(step, sequence, start, start + n_tokens):
             return 0
         read, write = self._state_slots(sequence)
         if self.states.size and write < 0:
@@ -190,20 +198,40 @@ class Scheduler:
         step.spans.append(Span(sequence, start, n_tokens, sample, read, write))
         return n_tokens
 
-    def _grow(self, sequence: Sequence, n_tokens: int) -> bool:
-        """Make the page table cover ``n_tokens`` tokens, at the cost of younger sequences; False
-        if the sequence had to give way itself.
+    def _grow(self, step: Step, sequence: Sequence, start: int, end: int) -> bool:
+        """Make the page tables cover tokens ``start .. end``, at the cost of younger sequences;
+        False if the sequence had to give way itself.
         """
-        missing = self.pages.pages_for(n_tokens) - len(sequence.pages)
-        if missing <= 0:
+        missing = max(0, self.pages.pages_for(end) - len(sequence.pages))
+        windows, behind = self.windows, 0
+        if windows is not None:
+            behind = windows.missing(sequence, end)
+            if behind:
+                windows.slide(sequence, start)
+        if not missing and not behind:
             return True
-        while not self._free_pages(missing):
+        while not self._free(missing, behind):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
+            # A prompt may need pages of a younger sequence whose token is planned already.
+            step.withdraw(victim)
         sequence.pages += self.pages.take(missing)
+        if windows is not None:
+            sequence.window_pages += windows.pool.take(behind)
         return True
+
+    def _free(self, n_pages: int, n_window_pages: int) -> bool:
+        """Whether as many pages of both kinds are free, or could be freed."""
+        if not self._free_pages(n_pages):
+            return False
+        if self.windows is None:
+            return True
+        pool = self.windows.pool
+        if pool.n_free < n_window_pages:
+            self.cache.evict_states(n_window_pages - pool.n_free)
+        return pool.n_free >= n_window_pages
 
     def _free_pages(self, n_pages: int) -> bool:
         if self.pages.n_free < n_pages:
@@ -213,14 +241,14 @@ class Scheduler:
     def _admit(self, step: Step, sequence: Sequence, now: float) -> bool:
         """Start or resume a waiting sequence, if its known tokens fit beside the running ones."""
         match = self._find(sequence, now)
-        if not self._free_pages(self._missing(sequence, match)):
+        if not self._free_for(sequence, match):
             if self.running:
                 self._lock(sequence, None)
                 return False
             # Alone, only the lock on its own match can be in the way of the pages it needs.
             match = Match()
             self._lock(sequence, None)
-            self._free_pages(self._missing(sequence, match))
+            self._free_for(sequence, match)
         self.waiting.pop(0)
         insort(self.running, sequence, key=age)
         sequence.status = Status.RUNNING
@@ -231,7 +259,11 @@ class Scheduler:
         if len(match.pages) > len(shared):
             step.copies.append(PageCopy(match.pages[-1], own[0]))
         sequence.computed = match.n_tokens
-        sequence.state_slot, sequence.owns_state = self._cached_slot(match.state_slot), False
+        if self.windows is not None:
+            copy = self.windows.start(sequence, match)
+            step.window_copies += [] if copy is None else [copy]
+        else:
+            sequence.state_slot, sequence.owns_state = self._cached_slot(match.state), False
         self._count_admission(sequence, match)
         return True
 
@@ -253,10 +285,20 @@ class Scheduler:
         """Free pages that admission asks for. Every running sequence may start a page in the next
         steps: without room for that, admitting one now means preempting one soon.
         """
-        n_tokens = len(sequence.tokens)
-        if sequence.preemptions >= PREEMPTIONS_BEFORE_WHOLE_LENGTH:
-            n_tokens = sequence.prompt_tokens + sequence.request.max_tokens
+        n_tokens = self._wanted_tokens(sequence)
         return self.pages.pages_for(n_tokens) - match.shared_pages + len(self.running)
+
+    def _wanted_tokens(self, sequence: Sequence) -> int:
+        if sequence.preemptions >= PREEMPTIONS_BEFORE_WHOLE_LENGTH:
+            return sequence.prompt_tokens + sequence.request.max_tokens
+        return len(sequence.tokens)
+
+    def _free_for(self, sequence: Sequence, match: Match) -> bool:
+        """Whether the pages that admission asks for are free, or could be freed."""
+        asked = 0
+        if self.windows is not None:
+            asked = self.windows.asked(match, self._wanted_tokens(sequence)) + len(self.running)
+        return self._free(self._missing(sequence, match), asked)
 
     def _count_admission(self, sequence: Sequence, match: Match) -> None:
         if sequence.cached_tokens is not None:
@@ -265,7 +307,7 @@ class Scheduler:
         sequence.cached_tokens = match.n_tokens
         self.counters.prompt_tokens += sequence.prompt_tokens
         self.counters.cached_tokens += match.n_tokens
-        if self.states.size:
+        if self.stateful:
             wanted = self.placement.places(sequence, match, self.cache)
             sequence.checkpoints = sorted({p for p in wanted if p > match.n_tokens})
 
@@ -278,7 +320,7 @@ class Scheduler:
         match = self.cache.match(tokens, sequence.request.salt, limit=len(tokens) - 1, now_s=now)
         # Whole pages only; with a state the place must be exact, so it may not cut a page.
         reached = match.shared_pages * self.pages.page_tokens
-        if reached <= sequence.computed or (self.states.size and reached != match.n_tokens):
+        if reached <= sequence.computed or (self.stateful and reached != match.n_tokens):
             return
         self._lock(sequence, match.node)
         pages = match.pages[: match.shared_pages]
@@ -291,10 +333,14 @@ class Scheduler:
             self.counters.cached_tokens += gained
         sequence.computed = reached
         _prune(sequence)
-        self._drop_state(sequence)
-        sequence.state_slot = self._cached_slot(match.state_slot)
+        if self.windows is not None:
+            self.windows.drop(sequence)
+            self.windows.start(sequence, match)
+        else:
+            self._drop_state(sequence)
+            sequence.state_slot = self._cached_slot(match.state)
 
-    # -- recurrent state -----------------------------------------------------------------------
+    # -- end states ----------------------------------------------------------------------------
 
     def _state_slots(self, sequence: Sequence) -> tuple[int, int]:
         """Slots to read and to write. A state owned by the cache is read, never written."""
@@ -308,21 +354,39 @@ class Scheduler:
         sequence.next_slot = self.states.take(1)[0]
         return read, sequence.next_slot
 
-    def _cached_slot(self, slot: int | None) -> int | None:
-        """A slot of the cache as steps number it."""
-        return slot if slot is None or self.stored is None else self.states.size + slot
+    def _cached_slot(self, state: EndState | None) -> int | None:
+        """The slot of a state of the cache, as steps number it."""
+        if state is None:
+            return None
+        return state[0] if self.stored is None else self.states.size + state[0]
 
-    def _donate(self, sequence: Sequence) -> int | None:
-        """The slot that the cache gets: the sequence's own, or one of the cache's that the next
-        step copies it to; ``None`` if it has none left.
+    def _end_state(self, sequence: Sequence, n_tokens: int) -> EndState | None:
+        """What the cache gets: the window's pages, the sequence's own slot, or one of the cache's
+        that the next step copies it to; ``None`` if there is nothing to give.
         """
-        if self.stored is None or sequence.state_slot is None:
-            return sequence.state_slot
+        if self.windows is not None:
+            return self.windows.end_state(sequence, n_tokens)
+        if not sequence.owns_state or sequence.state_slot is None:
+            return None
+        if self.stored is None:
+            return (sequence.state_slot,)
         if not self.stored.n_free and not self.cache.evict_states(1):
             return None
-        slot = self.stored.take(1)[0]
+        (slot,) = self.stored.take(1)
         self._state_copies.append(StateCopy(sequence.state_slot, self.states.size + slot))
-        return slot
+        return (slot,)
+
+    def _insert(
+        self, sequence: Sequence, n_tokens: int, state: EndState | None, now: float
+    ) -> CacheNode:
+        """Put a prefix of the sequence into the cache, which may keep nothing."""
+        node = self.cache.insert(sequence, n_tokens, now_s=now, state=state)
+        if node is None and state is not None:
+            if self.windows is not None:
+                self.windows.pool.release(state)
+            elif self.stored is not None:
+                self.stored.release(state)
+        return node
 
     def _drop_state(self, sequence: Sequence) -> None:
         if sequence.owns_state and sequence.state_slot is not None:
@@ -353,25 +417,21 @@ class Scheduler:
 
     def _remember_prompt(self, sequence: Sequence, now: float) -> None:
         """Put what a prompt chunk computed into the cache, for others who wait for it."""
-        if not self.states.size:
-            self._lock(sequence, self.cache.insert(sequence, sequence.computed, now_s=now))
+        if not self.stateful:
+            self._lock(sequence, self._insert(sequence, sequence.computed, None, now))
             return
-        if sequence.checkpoints[:1] == [sequence.computed] and sequence.owns_state:
-            sequence.checkpoints.pop(0)
-            slot = self._donate(sequence)
-            if slot is None:
-                return
-            node = self.cache.insert(sequence, sequence.computed, now_s=now, state_slot=slot)
+        # A chunk ends at a checkpoint of a recurrent state; window pages may hold more behind it.
+        while sequence.checkpoints and sequence.checkpoints[0] <= sequence.computed:
+            place = sequence.checkpoints.pop(0)
+            state = self._end_state(sequence, place)
+            node = None if state is None else self._insert(sequence, place, state, now)
             if node is None:
-                if self.stored is not None:
-                    self.stored.release([slot])
-                return
+                continue
             self._lock(sequence, node)
-            if self.stored is not None:
-                return
-            # The slot was donated; the next span reads the cache's state and writes elsewhere.
-            sequence.owns_state = False
-            sequence.state_slot = self.cache.state_at(node)
+            if self.states.size and self.stored is None:
+                # The slot was donated; the next span reads the cache's and writes elsewhere.
+                sequence.owns_state = False
+                sequence.state_slot = self._cached_slot(self.cache.state_at(node))
 
     def _take_token(self, sequence: Sequence, sampled: Sampled, now: float) -> Output:
         if sampled.error is not None:
@@ -406,7 +466,7 @@ class Scheduler:
             and self.waiting[0].request.priority < self.running[-1].request.priority
             and (
                 len(self.running) >= self.max_running
-                or not self._free_pages(self._missing(self.waiting[0], Match()))
+                or not self._free_for(self.waiting[0], Match())
             )
         ):
             self._preempt(self.running[-1])
@@ -436,8 +496,12 @@ class Scheduler:
         """Give all memory back. Without recurrent state every computed token can be found again;
         with it, only what was checkpointed.
         """
-        if remember and sequence.computed and not self.states.size:
-            self.cache.insert(sequence, sequence.computed, now_s=self._now_s)
+        n_tokens = sequence.computed
+        if remember and n_tokens and not self.states.size:
+            state = None if self.windows is None else self.windows.end_state(sequence, n_tokens)
+            self._insert(sequence, n_tokens, state, self._now_s)
+        if self.windows is not None:
+            self.windows.drop(sequence)
         self._lock(sequence, None)
         self._drop_state(sequence)
         self.pages.release(sequence.pages)
@@ -457,12 +521,12 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` unless pools, tables, cache and queues agree."""
         self.cache.check_integrity()
-        pages, stored = self.cache.page_owners(), self.cache.state_owners()
-        states = stored if self.stored is None else Counter[int]()
-        written: Counter[int] = Counter()
+        pages, kept = self.cache.page_owners(), self.cache.state_owners()
+        states = kept if self.stored is None and self.windows is None else Counter[int]()
+        if self.windows is not None:
+            self._check_windows(self.windows, kept)
         for sequence in self.running:
             pages.update(sequence.pages)
-            written.update(sequence.pages[sequence.computed // self.pages.page_tokens :])
             if sequence.owns_state and sequence.state_slot is not None:
                 states[sequence.state_slot] += 1
             if sequence.next_slot is not None:
@@ -471,19 +535,38 @@ class Scheduler:
                 raise IntegrityError(f"{sequence} has computed more than its pages hold")
         self.pages.check_integrity(pages)
         if self.stored is not None:
-            self.stored.check_integrity(stored)
+            self.stored.check_integrity(kept)
         self.states.check_integrity(states)
-        for sequence in self.running:
-            table = sequence.pages[: sequence.computed // self.pages.page_tokens]
-            if any(written[page] for page in table) or max(written.values(), default=0) > 1:
-                raise IntegrityError(f"{sequence} shares a page that somebody writes")
+        page_tokens = self.pages.page_tokens
+        _check_writers([(s, s.pages, s.computed // page_tokens) for s in self.running])
         for sequence in self.waiting:
-            if sequence.pages or sequence.node is not None or sequence.state_slot is not None:
+            held = sequence.pages or sequence.window_pages
+            if held or sequence.node is not None or sequence.state_slot is not None:
                 raise IntegrityError(f"{sequence} waits but holds memory")
         if len(self.running) > self.max_running:
             raise IntegrityError(f"{len(self.running)} running, {self.max_running} allowed")
         if len(self._by_id) != len(self.running) + len(self.waiting):
             raise IntegrityError("a request is in no queue, or in two")
+
+    def _check_windows(self, windows: Windows, owners: Counter[int]) -> None:
+        tables = []
+        for sequence in self.running:
+            windows.check(sequence)
+            owners.update(sequence.window_pages)
+            full = sequence.computed // self.pages.page_tokens - sequence.window_first
+            tables.append((sequence, sequence.window_pages, max(0, full)))
+        windows.pool.check_integrity(owners)
+        _check_writers(tables)
+
+
+def _check_writers(tables: list[tuple[Sequence, list[int], int]]) -> None:
+    """A page that a sequence is about to write is in no other table: each table comes with the
+    number of its pages that are full.
+    """
+    written = Counter(page for _, pages, n_full in tables for page in pages[n_full:])
+    for sequence, pages, n_full in tables:
+        if any(written[page] for page in pages[:n_full]) or max(written.values(), default=0) > 1:
+            raise IntegrityError(f"{sequence} shares a page that somebody writes")
 
 
 def _prune(sequence: Sequence) -> None:

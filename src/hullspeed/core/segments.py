@@ -1,16 +1,18 @@
 """SegmentTree: a radix tree over tokens whose nodes own KV pages and, for some models, a state.
 
-A node is a segment: the tokens after its parent's, the pages they lie in, and at most one recurrent
-state at exactly its end. A page that spans the border of two nodes belongs to both; the deeper
-node's page holds the shallower one's tokens too, because a sequence copies a page before it writes
-into a shared one::
+A node is a segment: the tokens after its parent's, the pages they lie in, and at most one end
+state, from which a sequence can go on at exactly its end. A page that spans the border of two nodes
+belongs to both; the deeper node's page holds the shallower one's tokens too, because a sequence
+copies a page before it writes into a shared one::
 
     tokens   0 ............ 100 | 100 ................ 260        page_tokens = 64
     parent   pages 7 8           |                                7: 0-63   8: 64-127
     child                        | pages 8 9 12 13                8 is owned by both
 
 Models without state ("dense") are hit at any token. Models with state are hit where a state is:
-KV beyond the deepest state could never be used, so a leaf without a state does not exist.
+KV beyond the deepest state could never be used, so a leaf without a state does not exist. A state
+is a few pieces of a pool of its own: the slot of a recurrent state, or the pages of windowed layers
+that hold the last window before the node's end.
 
 Eviction has three moves: cut a dense leaf's tail, drop a leaf, and free the state of an interior
 node (which then melts into its child, if it has just one).
@@ -23,8 +25,8 @@ from collections.abc import Iterator
 
 from hullspeed.core.eviction import EvictionPolicy, EvictionQueue
 from hullspeed.core.ghost import GhostIndex
-from hullspeed.core.pages import PagePool, StatePool
-from hullspeed.core.prefix import CacheStats, Match
+from hullspeed.core.pages import PagePool, Pool
+from hullspeed.core.prefix import CacheStats, EndState, Match
 from hullspeed.core.request import Sequence
 from hullspeed.errors import IntegrityError
 
@@ -39,7 +41,7 @@ class Node:
         "pages",
         "parent",
         "start",
-        "state_slot",
+        "state",
         "superseded",
         "tokens",
     )
@@ -52,7 +54,7 @@ class Node:
         self.tokens = tokens
         self.pages = pages
         self.children: dict[int, Node] = {}
-        self.state_slot: int | None = None
+        self.state: EndState | None = None
         self.superseded = False
         self.locks = 0
         self.last_used_s = now_s
@@ -63,7 +65,7 @@ class Node:
         return self.start + len(self.tokens)
 
     def __repr__(self) -> str:
-        return f"Node([{self.start}, {self.end}), pages={self.pages}, state={self.state_slot})"
+        return f"Node([{self.start}, {self.end}), pages={self.pages}, state={self.state})"
 
 
 class SegmentTree:
@@ -71,16 +73,16 @@ class SegmentTree:
 
     Args:
         pages: The pool whose pages the tree holds.
-        states: The pool of state slots; a pool of size 0 makes the tree dense.
+        states: The pool of end states; a pool of size 0 makes the tree dense.
         policy: What goes first.
         page_bytes: Bytes of a page over all layers.
-        state_bytes: Bytes of a stored state over all layers.
+        state_bytes: Bytes of a piece of ``states`` over all layers.
     """
 
     def __init__(
         self,
         pages: PagePool,
-        states: StatePool,
+        states: Pool,
         policy: EvictionPolicy,
         *,
         page_bytes: int = 1,
@@ -110,7 +112,7 @@ class SegmentTree:
             node.last_used_s = max(node.last_used_s, now_s)
         match = Match(resident_tokens=depth)
         if self._stateful:
-            while path and (path[-1].state_slot is None or path[-1].end > depth):
+            while path and (path[-1].state is None or path[-1].end > depth):
                 path.pop()
             depth = path[-1].end if path else 0
         if not path:
@@ -120,7 +122,7 @@ class SegmentTree:
         match.pages = self._table(path, depth)
         match.shared_pages = depth // self._pages.page_tokens
         match.node = path[-1]
-        match.state_slot = path[-1].state_slot if self._stateful else None
+        match.state = path[-1].state
         return match
 
     def junction(self, tokens: list[int], salt: bytes, *, limit: int, match: Match) -> int | None:
@@ -169,7 +171,7 @@ class SegmentTree:
     # -- inserting -----------------------------------------------------------------------------
 
     def insert(
-        self, sequence: Sequence, n_tokens: int, *, now_s: float, state_slot: int | None = None
+        self, sequence: Sequence, n_tokens: int, *, now_s: float, state: EndState | None = None
     ) -> Node:
         """Remember the first ``n_tokens`` tokens; see :class:`PrefixCache`."""
         salt = sequence.request.salt
@@ -184,7 +186,7 @@ class SegmentTree:
             node = self._append(node, sequence, depth, n_tokens, now_s)
         for seen in (*path[:-1], node):
             seen.last_used_s = max(seen.last_used_s, now_s)
-        self._attach_state(node, state_slot)
+        self._attach_state(node, state)
         if self._stateful:
             self._supersede(sequence)
         self.version += 1
@@ -247,35 +249,38 @@ class SegmentTree:
         ):
             start.superseded = True
 
-    def _attach_state(self, node: Node, state_slot: int | None) -> None:
-        if state_slot is None:
+    def _attach_state(self, node: Node, state: EndState | None) -> None:
+        if state is None:
             return
-        if node.state_slot is None and node.parent is not None:
-            node.state_slot = state_slot
+        if node.state is None and node.parent is not None:
+            node.state = state
         else:
-            self._states.release([state_slot])
+            self._states.release(state)
 
-    def state_at(self, node: Node) -> int | None:
-        """The state slot at ``node``."""
-        return node.state_slot
+    def state_at(self, node: Node) -> EndState | None:
+        """The state at ``node``."""
+        return node.state
 
     # -- evicting ------------------------------------------------------------------------------
 
     def _leaf_key(self, node: Node) -> float | None:
         if node.children or node.locks or node.parent is None:
             return None
-        n_bytes = len(node.pages) * self._page_bytes
-        n_bytes += self._state_bytes if node.state_slot is not None else 0
+        n_bytes = len(node.pages) * self._page_bytes + self._held(node)
         return self._policy.key(node.start, len(node.tokens), n_bytes, node.last_used_s)
 
     def _interior_key(self, node: Node) -> float | None:
-        if not node.children or node.locks or node.state_slot is None:
+        if not node.children or node.locks or node.state is None:
             return None
         if node.superseded and len(node.children) == 1:
-            return self._policy.key(node.end, 0, self._state_bytes, node.last_used_s)
+            return self._policy.key(node.end, 0, self._held(node), node.last_used_s)
         # Losing the state costs the tokens back to the state above.
         start = _state_above(node)
-        return self._policy.key(start, node.end - start, self._state_bytes, node.last_used_s)
+        return self._policy.key(start, node.end - start, self._held(node), node.last_used_s)
+
+    def _held(self, node: Node) -> int:
+        """Bytes of the node's state, those that it shares with others included."""
+        return len(node.state) * self._state_bytes if node.state is not None else 0
 
     def _offer(self, node: Node) -> None:
         self._leaves.offer(node)
@@ -299,10 +304,10 @@ class SegmentTree:
                 self._cut(leaf, n_pages - freed)
         return self._pages.n_free - before
 
-    def evict_states(self, n_slots: int) -> int:
-        """Free state slots, least valuable first; see :class:`PrefixCache`."""
+    def evict_states(self, n_pieces: int) -> int:
+        """Free states, least valuable first; see :class:`PrefixCache`."""
         before = self._states.n_free
-        while self._states.n_free - before < n_slots and self._evict_least():
+        while self._states.n_free - before < n_pieces and self._evict_least():
             pass
         return self._states.n_free - before
 
@@ -356,7 +361,7 @@ class SegmentTree:
             self._evicted += len(node.tokens)
             self._free_state(node)
             self._unlink(node)
-            useless = not parent.children and parent.state_slot is None and not parent.locks
+            useless = not parent.children and parent.state is None and not parent.locks
             node = parent if useless else None
         return freed
 
@@ -375,13 +380,13 @@ class SegmentTree:
             self._offer(parent)
 
     def _free_state(self, node: Node) -> None:
-        if node.state_slot is not None:
-            self._states.release([node.state_slot])
-            node.state_slot = None
+        if node.state is not None:
+            self._states.release(node.state)
+            node.state = None
 
     def _melt(self, node: Node) -> None:
         """Join an interior node that is neither a fork nor a checkpoint with its only child."""
-        if len(node.children) != 1 or node.locks or node.state_slot is not None:
+        if len(node.children) != 1 or node.locks or node.state is not None:
             return
         parent = node.parent
         if parent is None:
@@ -422,7 +427,7 @@ class SegmentTree:
         resident = states = 0
         for node in self.nodes():
             resident += len(node.tokens)
-            states += node.state_slot is not None
+            states += node.state is not None
         return CacheStats(self._inserted, self._evicted, resident, states)
 
     def page_owners(self) -> Counter[int]:
@@ -430,8 +435,8 @@ class SegmentTree:
         return Counter(page for node in self.nodes() for page in node.pages)
 
     def state_owners(self) -> Counter[int]:
-        """References held, by state slot."""
-        return Counter(node.state_slot for node in self.nodes() if node.state_slot is not None)
+        """References held, by piece of a state."""
+        return Counter(piece for node in self.nodes() for piece in node.state or ())
 
     def check_integrity(self) -> None:
         """Positions join up, page counts fit, every leaf is of use, every candidate is queued."""
@@ -444,7 +449,7 @@ class SegmentTree:
             first = node.start // self._pages.page_tokens
             if len(node.pages) != self._pages.pages_for(node.end) - first:
                 raise IntegrityError(f"{node} has the wrong number of pages")
-            if self._stateful and not node.children and node.state_slot is None and not node.locks:
+            if self._stateful and not node.children and node.state is None and not node.locks:
                 raise IntegrityError(f"{node} is a leaf that cannot be hit")
             queued = self._leaves if not node.children else self._interior
             key = self._leaf_key(node) if not node.children else self._interior_key(node)
@@ -472,6 +477,6 @@ def _common(segment: list[int], tokens: list[int], offset: int, limit: int) -> i
 
 def _state_above(node: Node) -> int:
     above = node.parent
-    while above is not None and above.state_slot is None:
+    while above is not None and above.state is None:
         above = above.parent
     return above.end if above is not None else 0

@@ -9,7 +9,9 @@ from hullspeed.core.request import Sequence
 
 
 class PageCopy(NamedTuple):
-    """Copy the KV of page ``source`` (all layers) to page ``target`` before the step computes."""
+    """Copy the KV of page ``source`` (all layers of its pool) to page ``target`` before the step
+    computes.
+    """
 
     source: int
     target: int
@@ -52,11 +54,13 @@ class Step:
     Attributes:
         spans: Decoding sequences first, then prompt chunks, in scheduling order.
         copies: Page copies to make first.
+        window_copies: The same among the pages of layers with a window.
         ended: Ids of requests that left since the last step: their sampler state can go.
     """
 
     spans: list[Span] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
+    window_copies: list[PageCopy] = field(default_factory=list)
     state_copies: list[StateCopy] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
 
@@ -65,14 +69,19 @@ class Step:
         """Tokens computed in this step."""
         return sum(span.length for span in self.spans)
 
+    def withdraw(self, sequence: Sequence) -> None:
+        """Leave out what was planned for ``sequence``, whose memory is gone."""
+        self.spans = [span for span in self.spans if span.sequence is not sequence]
+
     def key(self) -> tuple[object, ...]:
         """Everything the step says, as a comparable value: two runs that plan alike agree."""
         spans = tuple(
             (s.sequence.id, s.start, s.length, s.sample, s.read_slot, s.write_slot,
-             tuple(s.sequence.pages))
+             tuple(s.sequence.pages), s.sequence.window_first, tuple(s.sequence.window_pages))
             for s in self.spans
         )  # fmt: skip
-        return (spans, tuple(self.copies), tuple(self.state_copies), tuple(self.ended))
+        copies = (tuple(self.copies), tuple(self.window_copies), tuple(self.state_copies))
+        return (spans, *copies, tuple(self.ended))
 
     def __bool__(self) -> bool:
         return bool(self.spans)

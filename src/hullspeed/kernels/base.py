@@ -231,7 +231,8 @@ class Kernels(Protocol[P]):
         kv: KvPages,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Each query over keys ``0 ..`` its own position of its span's pages: ``[T, Q * D]``.
+        """Each query over keys ``0 ..`` its own position of its span's pages: ``[T, Q * D]``. With
+        a window only those in it are read, from ``batch.table_of(window_tokens)``.
 
         ``sinks`` ``[Q]`` are scores of a key without a value, one for each head.
         """

@@ -20,6 +20,8 @@ class SpanInput(NamedTuple):
         sample: Give the logits of the last token.
         read_slot: State to start from; -1: none yet.
         write_slot: Where the state after the span goes; -1 for models without.
+        window_pages: Pages of layers with a window, where they have their own, from page
+            ``window_first`` of the sequence on.
     """
 
     tokens: Sequence[int]
@@ -28,6 +30,8 @@ class SpanInput(NamedTuple):
     sample: bool
     read_slot: int = -1
     write_slot: int = -1
+    window_pages: Sequence[int] = ()
+    window_first: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,8 @@ class Batch:
         logits_rows: int64 ``[R]``: rows whose logits are wanted, ascending.
         read_slots: int32 ``[S]``: state that each span starts from, -1 for none yet.
         write_slots: int32 ``[S]``: where its last state goes; each its own.
+        window_table: int32 ``[S, P]``: ``page_table`` of layers with a window, -1 where a page was
+            returned; ``None`` where all layers share one table.
     """
 
     tokens: NDArray[np.int64]
@@ -52,6 +58,7 @@ class Batch:
     logits_rows: NDArray[np.int64]
     read_slots: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     write_slots: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    window_table: NDArray[np.int32] | None = None
 
     @classmethod
     def of(cls, spans: Sequence[SpanInput]) -> Batch:
@@ -67,6 +74,12 @@ class Batch:
             tokens[begin:end] = span.tokens
             positions[begin:end] = np.arange(span.start, span.start + lengths[i])
             table[i, : len(span.pages)] = span.pages
+        windows = None
+        if any(span.window_pages for span in spans):
+            windows = np.full_like(table, -1)
+            for i, span in enumerate(spans):
+                first = span.window_first
+                windows[i, first : first + len(span.window_pages)] = span.window_pages
         rows = [int(starts[i + 1]) - 1 for i, span in enumerate(spans) if span.sample]
         return cls(
             tokens=tokens,
@@ -76,7 +89,14 @@ class Batch:
             logits_rows=np.asarray(rows, np.int64),
             read_slots=np.asarray([span.read_slot for span in spans], np.int32),
             write_slots=np.asarray([span.write_slot for span in spans], np.int32),
+            window_table=windows,
         )
+
+    def table_of(self, window_tokens: int) -> NDArray[np.int32]:
+        """The page table of layers with this window (0: without)."""
+        if window_tokens and self.window_table is not None:
+            return self.window_table
+        return self.page_table
 
     def check(
         self,
@@ -86,10 +106,13 @@ class Batch:
         page_tokens: int,
         context_tokens: int,
         n_state_slots: int | None = None,
+        n_window_pages: int = 0,
+        window_tokens: int = 0,
     ) -> None:
         """Kernels index memory with these numbers unchecked, so they are checked here.
 
-        ``n_state_slots`` is ``None`` for a model without recurrent state.
+        ``n_state_slots`` is ``None`` for a model without recurrent state, ``n_window_pages`` 0
+        where layers with a window share the others' pages.
 
         Raises:
             EngineError: if a token, page, position, span, slot or row is out of bounds.
@@ -109,8 +132,17 @@ class Batch:
             raise _bad("positions of a span do not follow each other", self.positions.tolist())
         if int(last.max()) >= self.page_table.shape[1] * page_tokens:
             raise _bad("a position lies beyond the page table", int(last.max()))
-        used = np.arange(self.page_table.shape[1]) <= (last // page_tokens)[:, None]
+        columns = np.arange(self.page_table.shape[1])
+        used = columns <= (last // page_tokens)[:, None]
         _within("page", self.page_table[used], n_pages)
+        if (self.window_table is not None) != (n_window_pages > 0):
+            raise _bad("pages of windows, or none, against what was allocated", n_window_pages)
+        if self.window_table is not None:
+            if self.window_table.shape != self.page_table.shape:
+                raise _bad("a window table of another size", self.window_table.shape)
+            seen = np.maximum(self.positions[starts[:-1]] - window_tokens + 1, 0) // page_tokens
+            used &= columns >= seen[:, None]
+            _within("window page", self.window_table[used], n_window_pages)
         if n_state_slots is not None:
             self._check_slots(len(lengths), n_state_slots)
 

@@ -114,7 +114,8 @@ class RefKernels:
         for s in range(len(starts) - 1):
             rows = slice(int(starts[s]), int(starts[s + 1]))
             at = plan.positions[rows]
-            page = torch.from_numpy(plan.batch.page_table[s]).long()[at // kv.page_tokens]
+            table = plan.batch.table_of(shape.window_tokens)
+            page = torch.from_numpy(table[s]).long()[at // kv.page_tokens]
             _store(kv, page, at % kv.page_tokens, k[rows], v[rows])
         return q.contiguous()
 
@@ -132,14 +133,16 @@ class RefKernels:
         for s in range(len(starts) - 1):
             rows = slice(int(starts[s]), int(starts[s + 1]))
             at = plan.positions[rows]
-            context = int(at[-1]) + 1
-            n_pages = -(-context // kv.page_tokens)
-            pages = torch.from_numpy(plan.batch.page_table[s, :n_pages]).long()
-            k, v = _load(kv, pages)
-            k, v = k[:, :context], v[:, :context]
-            seen = torch.arange(context)[None] <= at[:, None]
-            if shape.window_tokens:
-                seen &= torch.arange(context)[None] > at[:, None] - shape.window_tokens
+            end, window = int(at[-1]) + 1, shape.window_tokens
+            first = max(0, int(at[0]) - window + 1) // kv.page_tokens if window else 0
+            begin = first * kv.page_tokens
+            table = plan.batch.table_of(window)[s, first : -(-end // kv.page_tokens)]
+            k, v = _load(kv, torch.from_numpy(table).long())
+            k, v = k[:, : end - begin], v[:, : end - begin]
+            keys = torch.arange(begin, end)[None]
+            seen = keys <= at[:, None]
+            if window:
+                seen &= keys > at[:, None] - window
             group = shape.q_heads // shape.kv_heads
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
             scores = q[rows].transpose(0, 1) @ k.mT * shape.scale
@@ -147,7 +150,7 @@ class RefKernels:
             if sinks is not None:
                 extra = sinks[:, None, None].expand(-1, scores.shape[1], 1)
                 scores = torch.cat([scores, extra], dim=-1)
-            weights = scores.softmax(-1)[..., :context]
+            weights = scores.softmax(-1)[..., : end - begin]
             out[rows] = (weights @ v).transpose(0, 1)
         return out.flatten(1)
 

@@ -22,6 +22,7 @@ from hullspeed.memory.budget import (
 from hullspeed.memory.held import held_bytes
 from hullspeed.memory.pages import PagePool
 from hullspeed.memory.profile import EngineProfile, engine_profile
+from hullspeed.memory.windows import PageSplit, split_pages, window_apart
 from hullspeed.units import MIB
 
 Z90 = 1.645
@@ -138,9 +139,44 @@ class HullspeedAllocator:
         if free <= 0:
             return free
         share = settings.memory_fraction or float(self.profile(settings).rule("default_fraction"))
-        plan = self.pool(arch, gpu, settings, 0)
-        usable = plan.asked_num_seqs * plan.bytes_per_request(plan.max_model_len)
-        return min(math.floor(free * share), usable)
+        pool = self.pool(arch, gpu, settings, math.floor(free * share))
+        split = self.window_split(arch, settings, pool)
+        if split is not None:
+            windows = split.n_window_pages * pool.bytes_per_window_page
+            return split.n_pages * pool.bytes_per_block + windows
+        usable = pool.asked_num_seqs * pool.bytes_per_request(pool.max_model_len)
+        return min(pool.pool_bytes, usable)
+
+    def window_split(
+        self, arch: ModelArch, settings: EngineSettings, pool: PagePool
+    ) -> PageSplit | None:
+        """Pages that the engine makes of the pool, of a model whose windows have pages of their
+        own; ``None`` of others.
+        """
+        step_tokens = settings.max_num_batched_tokens or int(
+            self.profile(settings).number("default_batched_tokens")
+        )
+        step_tokens = max(step_tokens, pool.asked_num_seqs)
+        context_tokens = pool.max_model_len
+        window = window_apart(
+            arch,
+            page_tokens=pool.page_tokens,
+            step_tokens=step_tokens,
+            context_tokens=context_tokens,
+        )
+        if not window:
+            return None
+        return split_pages(
+            pool.pool_bytes,
+            page_bytes=pool.bytes_per_block,
+            window_page_bytes=pool.bytes_per_window_page,
+            window_tokens=window,
+            page_tokens=pool.page_tokens,
+            step_tokens=step_tokens,
+            context_tokens=context_tokens,
+            max_running=pool.asked_num_seqs,
+            given=settings.kv_cache_bytes is not None,
+        )
 
     def pool(
         self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, pool_bytes: int
@@ -148,8 +184,8 @@ class HullspeedAllocator:
         """Pages of 64 tokens in fp32 unless ``kv_dtype`` says otherwise."""
         settings = replace(settings, kv_dtype=kv_format(settings.kv_dtype))
         pool = page_pool(arch, settings, self.profile(settings), pool_bytes)
-        # Models without recurrent state are hit at any token: the last page is copied.
-        return pool if pool.state_bytes else replace(pool, hit_tokens=1)
+        # Hits are exact to the token, where a state is or anywhere: a page that is cut is copied.
+        return replace(pool, slides=True, hit_tokens=pool.hit_tokens if pool.state_bytes else 1)
 
     def knobs(self, budget: MemoryBudget) -> dict[str, str]:
         """``hullspeed serve`` takes bytes."""

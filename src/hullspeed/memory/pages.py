@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from hullspeed.findings import Finding, Severity
 from hullspeed.memory.layers import CacheLayer
+from hullspeed.memory.windows import held_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,9 @@ class PagePool:
 
     A sequence holds whole pages in every layer that keeps tokens (a window's worth in sliding
     layers) and one state of each recurrent layer.
+
+    Attributes:
+        slides: Whether the pages of a window move with it, so that it is cut at both ends.
     """
 
     engine: str
@@ -26,6 +30,7 @@ class PagePool:
     asked_num_seqs: int
     notes: Sequence[str] = ()
     hit_tokens: int | None = None
+    slides: bool = False
 
     @property
     def block_tokens(self) -> int:
@@ -40,11 +45,23 @@ class PagePool:
     @property
     def bytes_per_block(self) -> int:
         """One page in all layers that keep every token."""
+        return self._page_bytes(windowed=False)
+
+    @property
+    def bytes_per_window_page(self) -> int:
+        """One page in all layers with a window."""
+        return self._page_bytes(windowed=True)
+
+    def _page_bytes(self, *, windowed: bool) -> int:
         total = sum(
-            (layer.token_bytes for layer in self.layers if layer.window_tokens is None),
+            (
+                layer.token_bytes * self.page_tokens
+                for layer in self.layers
+                if (layer.window_tokens is not None) == windowed
+            ),
             Fraction(0),
         )
-        return -(-(total * self.page_tokens).numerator // (total * self.page_tokens).denominator)
+        return -(-total.numerator // total.denominator)
 
     @property
     def blocks(self) -> int:
@@ -68,11 +85,17 @@ class PagePool:
         """Whole pages in each layer, and the state."""
         total = 0
         for layer in self.layers:
-            tokens = min(context_tokens, layer.window_tokens or context_tokens)
-            pages = -(-tokens // self.page_tokens)
+            pages = -(-context_tokens // self.page_tokens)
+            if layer.window_tokens:
+                pages = min(pages, self._window_pages(layer.window_tokens))
             size = layer.token_bytes * pages * self.page_tokens
             total += -(-size.numerator // size.denominator) + layer.state_bytes
         return total
+
+    def _window_pages(self, window_tokens: int) -> int:
+        if self.slides:
+            return held_pages(window_tokens, self.page_tokens)
+        return -(-window_tokens // self.page_tokens)
 
     def concurrency(self, context_tokens: int) -> float:
         """Pool over request, at most ``max_num_seqs``."""

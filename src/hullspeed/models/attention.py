@@ -71,6 +71,11 @@ class Attention:
 
     kv: KvPages
 
+    @property
+    def window_tokens(self) -> int:
+        """Keys that a query sees; 0: all."""
+        return self._shape.window_tokens
+
     def allocate_kv(self, n_pages: int, page_tokens: int, dtype: KvDtype = "fp32") -> None:
         """Take fresh pages."""
         self.kv = self._kernels.allocate_kv(self._shape, n_pages, page_tokens, dtype)

@@ -63,7 +63,7 @@ class Decoder:
         self._kernels = kernels
         self._n_pages = 0
         self._page_tokens = 1
-        self._n_state_slots = self._n_stored = 0
+        self._n_state_slots = self._n_stored = self._n_window_pages = 0
         self.draft: DraftHead | None = None
         self._pack(weights, draft)
 
@@ -123,14 +123,29 @@ class Decoder:
         """Tokens of a page."""
         return self._page_tokens
 
-    def allocate_kv(self, n_pages: int, page_tokens: int = 64, dtype: KvDtype = "fp32") -> None:
-        """Make room for ``n_pages`` pages in every layer (zeroed; earlier content is dropped).
+    @property
+    def n_window_pages(self) -> int:
+        """Pages allocated to the layers with a window alone; 0: they share the others' numbers."""
+        return self._n_window_pages
+
+    def allocate_kv(
+        self,
+        n_pages: int,
+        page_tokens: int = 64,
+        dtype: KvDtype = "fp32",
+        *,
+        n_window_pages: int = 0,
+    ) -> None:
+        """Make room for ``n_pages`` pages in every layer (zeroed; earlier content is dropped), or
+        for ``n_window_pages`` in those with a window, if that is not 0.
 
         A page takes 2 x kv_heads x head_dim x page_tokens numbers of ``dtype`` in each attention
         layer, and 2 x kv_heads x page_tokens float32 scales if it is int8 or fp8.
         """
         for mixer in self._attention():
-            mixer.allocate_kv(n_pages, page_tokens, dtype)
+            windowed = mixer.window_tokens and n_window_pages
+            mixer.allocate_kv(n_window_pages if windowed else n_pages, page_tokens, dtype)
+        self._n_window_pages = n_window_pages
         if self.draft is not None:
             self.draft.allocate_kv(n_pages, page_tokens, dtype)
         self._n_pages, self._page_tokens = n_pages, page_tokens
@@ -190,6 +205,8 @@ class Decoder:
             page_tokens=self._page_tokens,
             context_tokens=self.max_context_tokens,
             n_state_slots=self._n_state_slots if self.is_recurrent else None,
+            n_window_pages=self._n_window_pages,
+            window_tokens=max((mixer.window_tokens for mixer in self._attention()), default=0),
         )
         kernels, eps = self._kernels, self.arch.norm_eps
         plan = kernels.plan(batch)
@@ -204,15 +221,26 @@ class Decoder:
         return kernels.rms_norm(x, self._norm, eps, delta)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy page ``sources[i]`` to ``targets[i]`` in every layer, in order.
+        """Copy page ``sources[i]`` to ``targets[i]`` in every layer that has it, in order.
 
         Raises:
             EngineError: if a page does not exist or the two differ in length.
         """
         if _checked(sources, targets, self._n_pages, "pages"):
-            kv = [mixer.kv for mixer in self._attention()]
+            apart = self._n_window_pages > 0
+            kv = [m.kv for m in self._attention() if not (apart and m.window_tokens)]
             if self.draft is not None:
                 kv.append(self.draft.kv)
+            self._kernels.copy_pages(kv, sources, targets)
+
+    def copy_window_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """As :meth:`copy_pages`, among the pages that layers with a window have for themselves.
+
+        Raises:
+            EngineError: if a page does not exist or the two differ in length.
+        """
+        if _checked(sources, targets, self._n_window_pages, "window pages"):
+            kv = [mixer.kv for mixer in self._attention() if mixer.window_tokens]
             self._kernels.copy_pages(kv, sources, targets)
 
     def copy_states(self, sources: Sequence[int], targets: Sequence[int]) -> None:

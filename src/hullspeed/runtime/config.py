@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from hullspeed.errors import UsageError
+from hullspeed.memory.windows import STATE_SHARE
 
 WeightDtype = Literal["native", "fp16", "fp32"]
 CacheName = Literal["segment", "align", "prompt_end", "lru", "hash", "none"]
@@ -33,7 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kv_budget_bytes: Memory for KV pages; ``None`` takes half of what is free after loading,
             at most what ``max_running`` full contexts need. Recurrent states are part of it.
         state_share: Share of that memory for recurrent states, in models that have them; those
-            that running sequences need are a minimum.
+            that running sequences need are a minimum. In models with sliding windows, the most of
+            it that goes to pages of layers with a window.
         state_store: How cached states are kept: as the running ones (``fp32``), or in fewer bits,
             so that more of them fit.
         page_tokens: Tokens of a KV page.
@@ -54,7 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     kv_dtype: KvDtype = "fp32"
     kv_budget_bytes: int | None = None
-    state_share: float = 0.4
+    state_share: float = STATE_SHARE
     state_store: StateStore = "fp32"
     page_tokens: int = 64
     max_running: int = 64

@@ -16,7 +16,11 @@ class Model(Protocol):
     """What the executor asks of a decoder (``models.decoder.Decoder``)."""
 
     def copy_pages(self, sources: list[int], targets: list[int]) -> None:
-        """Copy whole pages in every layer, in order."""
+        """Copy whole pages in every layer that has them, in order."""
+        ...
+
+    def copy_window_pages(self, sources: list[int], targets: list[int]) -> None:
+        """Copy whole pages in the layers with a window, in order."""
         ...
 
     def copy_states(self, sources: list[int], targets: list[int]) -> None:
@@ -40,6 +44,10 @@ class TorchExecutor:
         self._sampler.forget(step.ended)
         if step.copies:
             self._model.copy_pages([c.source for c in step.copies], [c.target for c in step.copies])
+        if step.window_copies:
+            self._model.copy_window_pages(
+                [c.source for c in step.window_copies], [c.target for c in step.window_copies]
+            )
         if step.state_copies:
             self._model.copy_states(
                 [c.source for c in step.state_copies], [c.target for c in step.state_copies]
@@ -53,6 +61,8 @@ class TorchExecutor:
                     span.sample,
                     span.read_slot,
                     span.write_slot,
+                    span.sequence.window_pages,
+                    span.sequence.window_first,
                 )
                 for span in step.spans
             ]

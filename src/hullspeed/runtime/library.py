@@ -222,7 +222,7 @@ class Engine:
         return MarkedPrompt(tokens, raw_checkpoints(len(tokens)))
 
     def _marked_chat(self, messages: Sequence[Message]) -> MarkedPrompt:
-        if self.info.n_state_slots:
+        if self.info.keeps_ends:
             return self._format().encode_marked(messages)
         return MarkedPrompt(self.encode_chat(messages))
 

@@ -86,7 +86,9 @@ def build_engine(
     )
     progress("weights", 1.0)
     room = plan_room(config, arch, context_tokens, detect_machine().available_bytes)
-    decoder.allocate_kv(room.n_pages, config.page_tokens, config.kv_dtype)
+    decoder.allocate_kv(
+        room.n_pages, config.page_tokens, config.kv_dtype, n_window_pages=room.n_window_pages
+    )
     if config.state_store == "fp32":
         decoder.allocate_states(room.n_state_slots)
     else:
@@ -113,6 +115,9 @@ def build_engine(
         weight_dtype=config.weight_dtype,
         n_state_slots=room.n_state_slots + room.n_stored_slots,
         state_bytes=room.state_bytes,
+        n_window_pages=room.n_window_pages,
+        window_page_bytes=room.window_page_bytes,
+        window_tokens=room.window_tokens,
         skipped=skipped_parts(arch, draft=config.draft == "mtp"),
     )
     return LoadedEngine(loop, info, text)
@@ -134,8 +139,11 @@ def _loop(
         max_context_tokens=context_tokens,
         n_state_slots=room.n_state_slots,
         n_stored_slots=room.n_stored_slots,
+        n_window_pages=room.n_window_pages,
+        window_tokens=room.window_tokens,
         page_bytes=room.page_bytes,
         state_bytes=room.stored_bytes or room.state_bytes,
+        window_page_bytes=room.window_page_bytes,
         cache=config.cache,
         eviction=config.eviction,
         flops=lambda n_tokens, start: arch.flops(n_tokens, start, 0),

@@ -46,7 +46,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         eos_token_ids: Union of every end token the model's files name.
+        kv_bytes_per_token: In the layers that see the whole context, where others have pages of
+            their own.
+        n_pages: Pages of these layers.
         n_state_slots: Recurrent states that fit, running and cached; 0 for models without.
+        n_window_pages: Pages that layers with a window have for themselves; 0 for models without.
+        window_tokens: What these layers see.
         skipped: Parts of the checkpoint that were not loaded.
     """
 
@@ -67,7 +72,17 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_dtype: str
     n_state_slots: int = 0
     state_bytes: int = 0
+    n_window_pages: int = 0
+    window_page_bytes: int = 0
+    window_tokens: int = 0
     skipped: tuple[str, ...] = ()
+
+    @property
+    def keeps_ends(self) -> bool:
+        """Whether prefixes are found only where an end state was saved: recurrent states, or the
+        last window. Then places of a prompt are worth naming.
+        """
+        return self.n_state_slots > 0 or self.n_window_pages > 0
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):
@@ -115,7 +130,8 @@ class Outputs(msgspec.Struct, tag="outputs", frozen=True):
 class EngineStats(msgspec.Struct, tag="stats", frozen=True, kw_only=True):
     """Heartbeat: sent at least every 250 ms, also while idle, and after each busy second.
 
-    ``*_total`` count since start. Tokens unless the name says otherwise.
+    ``*_total`` count since start. Tokens unless the name says otherwise. ``window_pages_*`` are of
+    the layers with a window, where they have pages of their own.
     """
 
     steps_total: int
@@ -132,6 +148,14 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, kw_only=True):
     generated_tokens_total: int
     step_tokens_last: int
     step_s_last: float
+    window_pages_used: int = 0
+    window_pages_total: int = 0
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of pages that running sequences hold, 0 to 1: of the kind that is scarcer."""
+        windows = self.window_pages_used / max(1, self.window_pages_total)
+        return max(self.pages_used / max(1, self.pages_total), windows)
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

@@ -74,6 +74,8 @@ class Service:
         scheduler = self._loop.scheduler
         counters, pages = scheduler.counters, scheduler.pages
         used = len({page for sequence in scheduler.running for page in sequence.pages})
+        in_windows = len({page for sequence in scheduler.running for page in sequence.window_pages})
+        windows = scheduler.windows
         return EngineStats(
             steps_total=counters.steps,
             running=len(scheduler.running),
@@ -89,6 +91,8 @@ class Service:
             generated_tokens_total=counters.generated_tokens,
             step_tokens_last=self._loop.last_step.n_tokens,
             step_s_last=self._loop.last_step_s,
+            window_pages_used=in_windows,
+            window_pages_total=0 if windows is None else windows.pool.size,
         )
 
     def _submit(self, message: Submit) -> list[Delta]:

@@ -13,8 +13,10 @@ _PROMPT_TOKENS = 64
 def warm_up(decoder: Decoder) -> None:
     """Run a decode-like and a prompt-like batch on the first pages, which hold nothing yet."""
     prompt = [0] * min(_PROMPT_TOKENS, decoder.page_tokens, decoder.max_context_tokens)
-    two = [
-        SpanInput(prompt, 0, [i], sample=True, write_slot=i) for i in range(min(2, decoder.n_pages))
-    ]
-    decoder.forward(Batch.of([SpanInput([0], 0, [0], sample=True, write_slot=0)]))
-    decoder.forward(Batch.of(two))
+
+    def span(tokens: list[int], i: int) -> SpanInput:
+        windows = [i] if decoder.n_window_pages else []
+        return SpanInput(tokens, 0, [i], sample=True, write_slot=i, window_pages=windows)
+
+    decoder.forward(Batch.of([span([0], 0)]))
+    decoder.forward(Batch.of([span(prompt, i) for i in range(min(2, decoder.n_pages))]))

@@ -55,6 +55,18 @@ GAUGES = (
     Name("pages_cached", "kv_pages_cached", None, "KV pages held by the prefix cache alone."),
     Name("pages_used", "kv_pages_used", None, "KV pages held by running sequences."),
     Name("pages_total", "kv_pages_total", None, "KV pages there are."),
+    Name(
+        "window_pages_used",
+        "kv_window_pages_used",
+        None,
+        "KV pages of layers with a window held by running sequences.",
+    ),
+    Name(
+        "window_pages_total",
+        "kv_window_pages_total",
+        None,
+        "KV pages of layers with a window; 0 where they share the others'.",
+    ),
     Name("step_s_last", "step_seconds_last", None, "Duration of the last step."),
     Name("step_tokens_last", "step_tokens_last", None, "Tokens of the last step."),
     Name("heartbeat_age_s", "engine_heartbeat_age_seconds", None, "Since the engine last spoke."),
@@ -218,7 +230,7 @@ class Exposition(Collector):
             case "in_flight":
                 return float(engine.in_flight)
             case "kv_usage":
-                return stats.pages_used / max(1, stats.pages_total) if stats else 0.0
+                return stats.kv_usage if stats else 0.0
             case _:
                 return float(getattr(stats, field)) if stats else 0.0
 

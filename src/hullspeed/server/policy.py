@@ -135,8 +135,10 @@ class RequestPolicy:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether the model has recurrent state, which is worth saving at places of a prompt."""
-        return self._info.n_state_slots > 0
+        """Whether the model keeps something at places of a prompt that is worth saving there:
+        recurrent states, or pages of windows.
+        """
+        return self._info.keeps_ends
 
     def _checkpoints(
         self, prompts: Sequence[list[int]], given: Sequence[tuple[int, ...]] | None

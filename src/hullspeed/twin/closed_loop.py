@@ -35,6 +35,8 @@ class TwinEngine(msgspec.Struct, frozen=True, kw_only=True):
         max_context_tokens: Longest sequence.
         n_pages: Pages of KV.
         state_slots: Slots of recurrent state; 0 for a model without.
+        n_window_pages: Pages of layers with a window; 0: they keep pages as the others do.
+        window_tokens: What these layers see.
         request_s: From a request's bytes to its arrival at the scheduler.
         request_work_s: How long a request keeps the API process from the next one.
         stream_token_s: Per token, work of the API process on cores that compute as well.
@@ -48,6 +50,8 @@ class TwinEngine(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 64
     step_tokens: int = 256
     state_slots: int = 0
+    n_window_pages: int = 0
+    window_tokens: int = 0
     cache: str = "segment"
     eviction: str = "lru"
     request_s: float = 0.0
@@ -114,6 +118,8 @@ class Simulation:
             step_tokens=engine.step_tokens,
             max_context_tokens=engine.max_context_tokens,
             n_state_slots=engine.state_slots,
+            n_window_pages=engine.n_window_pages,
+            window_tokens=engine.window_tokens,
             cache=engine.cache,
             eviction=engine.eviction,
         )

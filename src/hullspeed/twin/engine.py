@@ -19,6 +19,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
         state_bytes: Of a stored state over all layers and ranks.
         stored_slots: States that the cache keeps in a form of its own (fewer bits); 0: it takes
             slots of the running ones.
+        n_window_pages: Pages of layers with a window; 0: they keep pages as the others do.
+        window_tokens: What these layers see.
+        window_page_bytes: Of such a page over all layers and ranks.
         shared_bytes: When not 0, pages and states come out of this one budget, and ``n_pages`` and
             ``state_slots`` only bound their numbers.
         max_running: Sequences at once.
@@ -41,6 +44,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     state_slots: int = 0
     state_bytes: int = 0
     stored_slots: int = 0
+    n_window_pages: int = 0
+    window_tokens: int = 0
+    window_page_bytes: int = 1
     shared_bytes: int = 0
     cache: str = "segment"
     eviction: str = "lru"
@@ -63,8 +69,11 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
             max_running=self.max_running,
             n_state_slots=self.state_slots,
             n_stored_slots=self.stored_slots,
+            n_window_pages=self.n_window_pages,
+            window_tokens=self.window_tokens,
             page_bytes=self.page_bytes,
             state_bytes=self.state_bytes,
+            window_page_bytes=self.window_page_bytes,
             shared_bytes=self.shared_bytes,
             cache=self.cache,
             eviction=self.eviction,
@@ -80,6 +89,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
             max_context_tokens=self.max_context_tokens,
             placement=pools.placement,
             stored=pools.stored,
+            windows=pools.windows,
             policy=self.policy,
         )
 

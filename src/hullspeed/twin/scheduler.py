@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from hullspeed.core.pages import PagePool, StatePool
+from hullspeed.core.pages import PagePool, StatePool, WindowPool
 from hullspeed.core.placement import Placement
 from hullspeed.core.prefix import Match, PrefixCache
 from hullspeed.core.request import Sequence, Status
@@ -61,6 +61,12 @@ class LazyStep(Step):
     n_decode_spans: int = 0
     decodes: bool = True
 
+    def withdraw(self, sequence: Sequence) -> None:
+        """Also counts a decode less, if one was planned."""
+        decodes = self.spans[: self.n_decode_spans]
+        self.n_decode_spans -= sum(span.sequence is sequence for span in decodes)
+        Step.withdraw(self, sequence)
+
     def __bool__(self) -> bool:
         return bool(self.spans) or self.n_lazy > 0
 
@@ -97,6 +103,7 @@ class TwinScheduler(Scheduler):
         max_context_tokens: int,
         placement: Placement | None = None,
         stored: StatePool | None = None,
+        windows: WindowPool | None = None,
         policy: Policy | None = None,
     ) -> None:
         super().__init__(
@@ -108,6 +115,7 @@ class TwinScheduler(Scheduler):
             max_context_tokens=max_context_tokens,
             placement=placement,
             stored=stored,
+            windows=windows,
         )
         self.policy = policy or Policy()
         self.filler: dict[int, int | list[int]] = {}
@@ -158,7 +166,9 @@ class TwinScheduler(Scheduler):
             decoding = self._lazy.get(sequence.id)
             if decoding is None:
                 given += self._give(step, sequence, 1)
-            elif self._grow(sequence, self._computed(decoding) + 1):
+                continue
+            start = self._computed(decoding)
+            if self._grow(step, sequence, start, start + 1):
                 self._await_page(decoding)
         step.n_decode_spans = given
         return given + len(self._lazy)
@@ -274,7 +284,11 @@ class TwinScheduler(Scheduler):
         self._await_page(decoding)
 
     def _await_page(self, decoding: _Decoding) -> None:
-        room = len(decoding.sequence.pages) * self.pages.page_tokens - decoding.computed
+        sequence = decoding.sequence
+        n_pages = len(sequence.pages)
+        if self.windows is not None:
+            n_pages = min(n_pages, sequence.window_first + len(sequence.window_pages))
+        room = n_pages * self.pages.page_tokens - decoding.computed
         self._page_due.setdefault(decoding.since + room, []).append(decoding)
 
     def _holds(self, decoding: _Decoding) -> bool:
@@ -324,7 +338,8 @@ class TwinScheduler(Scheduler):
             spans.append(Span(decoding.sequence, self._computed(decoding), 1, True, read, read))
         spans.sort(key=lambda span: age(span.sequence))
         spans += step.spans[step.n_decode_spans :]
-        return Step(spans, step.copies, step.state_copies, step.ended).key()
+        copies = (step.copies, step.window_copies, step.state_copies)
+        return Step(spans, *copies, step.ended).key()
 
     def token_times(self, request_id: int) -> list[float]:
         """When each output token of a request came; forgets them."""

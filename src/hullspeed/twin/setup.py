@@ -9,9 +9,12 @@ from hullspeed.errors import CapacityError
 from hullspeed.memory.allocators import MemoryPlan, plan_memory
 from hullspeed.memory.budget import EngineSettings, GpuMemory, PoolPlan, WeightBytes
 from hullspeed.memory.layers import keeps_state, state_dtype_of
+from hullspeed.memory.ours import HullspeedAllocator
+from hullspeed.memory.pages import PagePool
 from hullspeed.memory.sglang_pool import SglangPool
 from hullspeed.memory.vllm import VllmAllocator
 from hullspeed.memory.vllm_runtime import resolve_limits
+from hullspeed.memory.windows import largest_window
 from hullspeed.perf.work import Shape, Work
 from hullspeed.twin.engine import EngineModel
 from hullspeed.twin.profiles import Profile, profile
@@ -35,7 +38,8 @@ def engine_model(
     """``settings.engine`` on ``arch`` with the memory that its allocator computes.
 
     ``typical_tokens`` is the length of a typical sequence: of models with sliding windows, whose
-    pages are not alike, the pool holds as many sequences of this length as the allocator says.
+    pages are not alike, another engine's pool holds as many sequences of this length as its
+    allocator says.
     ``cache`` is another prefix cache than the engine's own.
 
     Raises:
@@ -50,7 +54,9 @@ def engine_model(
     if hybrid:
         room = _hybrid_room(arch, settings, plan, page_tokens)
     else:
-        room = _dense_room(settings, plan, page_tokens, typical_tokens)
+        room = _window_room(arch, settings, plan, cache) or _dense_room(
+            settings, plan, page_tokens, typical_tokens
+        )
     if room.n_pages < 1 or room.max_running < 1:
         raise CapacityError(
             f"{settings.engine} would not start: no sequence fits its pool",
@@ -66,6 +72,9 @@ def engine_model(
         page_bytes=room.page_bytes,
         state_slots=room.state_slots,
         state_bytes=room.state_bytes,
+        n_window_pages=room.n_window_pages,
+        window_tokens=room.window_tokens,
+        window_page_bytes=room.window_page_bytes,
         shared_bytes=room.shared_bytes,
         max_running=room.max_running,
         step_tokens=_step_tokens(arch, memory, settings, how),
@@ -88,6 +97,9 @@ class _Room(NamedTuple):
     state_slots: int = 0
     state_bytes: int = 0
     shared_bytes: int = 0
+    n_window_pages: int = 0
+    window_tokens: int = 0
+    window_page_bytes: int = 1
 
 
 def _dense_room(
@@ -101,6 +113,26 @@ def _dense_room(
     if bound is not None and sequences >= bound:  # the flag binds, not the pages
         return _Room(pool.pool_bytes // page_bytes, page_bytes, running)
     return _Room(int(sequences * -(-typical_tokens // page_tokens)), page_bytes, running)
+
+
+def _window_room(
+    arch: ModelArch, settings: EngineSettings, plan: MemoryPlan, cache: str | None
+) -> _Room | None:
+    """Of the embedded engine, which keeps pages of windows apart."""
+    pool = plan.pool
+    if settings.engine != "hullspeed" or cache == "hash" or not isinstance(pool, PagePool):
+        return None
+    split = HullspeedAllocator().window_split(arch, settings, pool)
+    if split is None:
+        return None
+    return _Room(
+        split.n_pages,
+        max(1, pool.bytes_per_block),
+        _max_running(plan, settings),
+        n_window_pages=split.n_window_pages,
+        window_tokens=largest_window(arch),
+        window_page_bytes=pool.bytes_per_window_page,
+    )
 
 
 def _hybrid_room(

@@ -53,7 +53,8 @@ class CpuPlan:
     """A batch, where its tokens go, and its attention items by kind of layer.
 
     Attributes:
-        slots: int64 ``[T]``: page * page_tokens + offset; filled by the first layer.
+        slots: int64 ``[T]`` by page table: page * page_tokens + offset; filled by the first layer
+            that has the table.
         items: items and buckets of :func:`attention.plan_items` by attention shape.
         threads: For attention: 1 if the work is too small to share.
     """
@@ -62,20 +63,19 @@ class CpuPlan:
     tokens: Tensor
     logits_rows: Tensor
     threads: int
-    slots: NDArray[np.int64] | None = None
+    slots: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     items: dict[AttentionShape, tuple[NDArray[np.int32], NDArray[np.int32]]] = field(
         default_factory=dict
     )
 
-    def slots_for(self, page_tokens: int) -> NDArray[np.int64]:
-        """Slots of the tokens."""
-        if self.slots is None:
-            batch = self.batch
-            self.slots = np.empty(len(batch.tokens), np.int64)
-            attention.plan_tokens(
-                batch.span_starts, batch.positions, batch.page_table, page_tokens, self.slots
-            )
-        return self.slots
+    def slots_for(self, page_tokens: int, window_tokens: int) -> NDArray[np.int64]:
+        """Slots of the tokens in layers with this window."""
+        batch = self.batch
+        table = batch.table_of(window_tokens)
+        if id(table) not in self.slots:
+            slots = self.slots[id(table)] = np.empty(len(batch.tokens), np.int64)
+            attention.plan_tokens(batch.span_starts, batch.positions, table, page_tokens, slots)
+        return self.slots[id(table)]
 
     def items_for(self, shape: AttentionShape) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Items of the batch for layers of one shape, shared out to the threads."""
@@ -193,7 +193,7 @@ class CpuKernels:
         q = torch.empty(n, shape.q_heads, shape.head_dim)
         args = (
             qkv.numpy(), q.numpy(), *_pools(kv),
-            plan.batch.positions, plan.slots_for(kv.page_tokens),
+            plan.batch.positions, plan.slots_for(kv.page_tokens, shape.window_tokens),
             rotary.cos.numpy(), rotary.sin.numpy(),
             norms.q_weight.numpy() if norms else _NONE,
             norms.k_weight.numpy() if norms else _NONE,
@@ -220,7 +220,7 @@ class CpuKernels:
         batch = plan.batch
         args = (
             q.numpy(), out.view(q.shape).numpy(), *_pools(kv),
-            batch.positions, batch.page_table, items,
+            batch.positions, batch.table_of(shape.window_tokens), items,
         )  # fmt: skip
         scale, window = np.float32(shape.scale), shape.window_tokens
         extra = _NONE if sinks is None else sinks.numpy()
