@@ -3,7 +3,8 @@
 A work item is (span, key/value head, block of queries): a decoding sequence is one query times the
 query heads that share the head; a prompt chunk is blocks of about BLOCK_ROWS rows. Scores of a page
 are one matrix tile against the transposed keys; softmax runs online over the pages in order, so a
-result depends neither on the batch nor on how a prompt was cut into chunks.
+result depends neither on the batch nor on how a prompt was cut into chunks. Nor on what LLVM makes
+of it, which differs with what was compiled before: sums have an order of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from hullspeed.kernels.cpu.formats import FP8, LOADED_FP8, kind_of, times
 from hullspeed.kernels.cpu.jit import kernel
 from hullspeed.kernels.cpu.matmul import matmul
-from hullspeed.kernels.cpu.simd import exp
+from hullspeed.kernels.cpu.simd import exp, total_of
 
 BLOCK_ROWS = 48  # queries x heads of an item: scores, accumulators and a page stay in L2
 
@@ -40,7 +41,7 @@ def attend_parallel(
         )  # fmt: skip
 
 
-@kernel()
+@kernel(math="exact")
 def attend(
     q: Floats, out: Floats, keys: Codes, values: Codes, key_scales: Floats, value_scales: Floats,
     positions: Ints, page_table: Ints, items: Ints, first: int, last: int, scale: np.float32,
@@ -110,7 +111,7 @@ def attend(
                 target[d] = mixed[row, d] * scale_out
 
 
-@kernel()
+@kernel(math="exact")
 def _pack(
     q: Floats, token: int, n_tokens: int, head: int, group: int, scale: np.float32, packed: Floats
 ) -> None:
@@ -122,7 +123,7 @@ def _pack(
                 target[d] = source[d] * scale
 
 
-@kernel(math="finite")
+@kernel(math="exact")
 def _online_softmax(
     scores: Floats, mixed: Floats, highest: Floats, total: Floats, row: int, low: int, high: int
 ) -> None:
@@ -133,9 +134,7 @@ def _online_softmax(
     if high <= low:
         line[:] = 0
         return
-    top = line[low]
-    for j in range(low, high):
-        top = max(top, line[j])
+    top = _highest(line, low, high)
     if top > highest[row]:
         shrink = exp(highest[row] - top) if total[row] > 0 else np.float32(0)
         highest[row] = top
@@ -143,16 +142,21 @@ def _online_softmax(
         for d in range(mixed.shape[1]):
             mixed[row, d] *= shrink
     top = highest[row]
-    subtotal = np.float32(0)
     for j in range(low, high):
-        weight = exp(line[j] - top)
-        line[j] = weight
-        subtotal += weight
-    total[row] += subtotal
+        line[j] = exp(line[j] - top)
     for j in range(low):
         line[j] = 0
     for j in range(high, len(line)):
         line[j] = 0
+    total[row] += total_of(line, len(line))
+
+
+@kernel(math="finite")
+def _highest(line: Floats, low: int, high: int) -> np.float32:
+    top: np.float32 = line[low]
+    for j in range(low, high):
+        top = max(top, line[j])
+    return top
 
 
 @kernel()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hullspeed.kernels.cpu.formats import FP32, encode, kind_of
 from hullspeed.kernels.cpu.jit import kernel
-from hullspeed.kernels.cpu.simd import exp
+from hullspeed.kernels.cpu.simd import exp, total_of
 
 Floats = NDArray[np.float32]
 
@@ -106,16 +106,16 @@ def rotate_and_store(
                 value_scales[page, g, offset] = scale
 
 
-@kernel()
+@kernel(math="exact")
 def _rotate(
     row: Floats, start: int, norm: Floats, eps: np.float32, cos: Floats, sin: Floats, out: Floats
 ) -> None:
     """One head: ``row[start : start + D]`` normed and rotated into ``out`` ``[D]``."""
     dim, half = len(out), len(cos)
     if len(norm):
-        square = np.float32(0)
         for d in range(dim):
-            square += row[start + d] * row[start + d]
+            out[d] = row[start + d] * row[start + d]
+        square = total_of(out, dim)
         scale = np.float32(1.0) / np.sqrt(square / np.float32(dim) + eps)
         for d in range(dim):
             out[d] = norm[d] * (row[start + d] * scale)
