@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hullspeed.errors import UsageError
+from hullspeed.errors import BrokenStackError, UsageError
 from hullspeed.perf.fitted import spread_of
 from hullspeed.perf.measured_tables import TableCost, load_tables, table_cost
 from hullspeed.perf.nearest import public_points
@@ -223,5 +223,6 @@ def test_bad_cells_of_a_table_give_way_to_the_guard(public: list[Point]) -> None
 
 @pytest.mark.skipif(load_tables() is not None, reason="the extra is installed")
 def test_without_the_extra_it_says_how_to_get_it(public: list[Point]) -> None:
-    with pytest.raises(UsageError, match="not installed"):
-        table_cost("Qwen/Qwen3-32B", "none", "H100-SXM", 1, "vllm", cost_of(public[0]), "bf16")
+    guard = cost_of(public[0])
+    with pytest.raises(BrokenStackError, match=r"pip install 'hullspeed\[aiconfigurator\]'"):
+        table_cost(guard.terms.work.arch, "H100-SXM", 1, "vllm", guard, "bf16")

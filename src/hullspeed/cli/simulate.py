@@ -65,6 +65,7 @@ def simulate(
     max_num_batched_tokens: int | None = None,
     memory_fraction: float | None = None,
     prefix_caching: bool | None = None,
+    cost: Literal["fitted", "tables"] = "fitted",
     price: float | None = None,
     requests_per_task: int = 1,
     task_success: float = 1.0,
@@ -166,6 +167,9 @@ def simulate(
         The engine's own fraction, with its own meaning.
     prefix_caching
         On or off; on unless given.
+    cost
+        Of a step on a GPU: fitted to published measurements, or tables: measured ones of
+        aiconfigurator-core (pip install 'hullspeed[aiconfigurator]').
     price
         Dollars per GPU and hour, in place of the catalogue's.
     requests_per_task
@@ -197,6 +201,8 @@ def simulate(
         Print JSON.
     """
     options = dict(locals())
+    if cost == "tables":
+        _check_tables(gpu)
     from hullspeed.units import parse_bytes, parse_seconds
 
     workload = _workload(options, parse_seconds(ramp), parse_seconds(think))
@@ -221,6 +227,16 @@ def simulate(
                 "seed": seed, "objective": objective}  # fmt: skip
     _show(settings | data, report, html=html, json=json)
     return 0 if report.ok else 1
+
+
+def _check_tables(gpu: str | None) -> None:
+    from hullspeed.perf.measured_tables import require_tables
+
+    if gpu is None:
+        raise UsageError(
+            "the measured tables are of GPUs", seen="--cost tables", fix="name one: --gpu h100-sxm"
+        )
+    require_tables()
 
 
 def _objective(ttft: str | None, tpot: str | None, attainment: float) -> Objective:
@@ -368,6 +384,8 @@ def _question(options: dict[str, Any], workload: Workload) -> Question:
     question = Question(
         label="as asked",
         calibration=calibration,
+        cost_model=options["cost"],
+        model=planned.name,
         arch=planned.arch,
         weights=planned.weights
         if hardware["gpu"]
@@ -417,12 +435,12 @@ def _one(
     from hullspeed.twin.profiles import profile
     from hullspeed.twin.question import capacity
 
-    played = question.play(workload)
+    cost = question.cost()
+    played = question.play(workload, cost)
     summary = question.sum_up(played, objective)
     found = capacity(question, workload, objective) if search else None
-    cost = question.cost()
     notes = (
-        cost.history,
+        f"cost of a step, {cost.model}: {cost.source}",
         f"{question.settings.engine}: {profile(question.settings.engine).source}",
     )
     report = simulation_report(title, summary, played.timeline, played.n_pages, found, notes)
@@ -431,7 +449,8 @@ def _one(
          "pages_in_use": m.pages_in_use, "pages_cached": m.pages_cached}
         for m in played.timeline
     ]  # fmt: skip
-    data = {"summary": summary, "capacity": found, "n_pages": played.n_pages, "timeline": timeline}
+    data = {"cost_model": cost.model, "cost_source": cost.source, "summary": summary,
+            "capacity": found, "n_pages": played.n_pages, "timeline": timeline}  # fmt: skip
     return data, report
 
 
@@ -468,7 +487,11 @@ def _many(
     )
     front = pareto(outcomes)
     report = sweep_report(title, outcomes, front, ranked=options["what_if"])
-    data = {"outcomes": outcomes, "pareto": [o.label for o in outcomes if o.label in front]}
+    data = {
+        "cost_model": question.cost().model,
+        "outcomes": outcomes,
+        "pareto": [o.label for o in outcomes if o.label in front],
+    }
     return data, report
 
 
@@ -498,7 +521,8 @@ def _compare_cache(
             )
             rows.append(row)
             sys.stderr.write(f"{row.policy} {row.state_dtype} {row.budget_gib:g} GiB\n")
-    return {"cache": rows}, cache_report(title, rows)
+    data = {"cost_model": cost.model, "cost_source": cost.source, "cache": rows}
+    return data, cache_report(title, rows)
 
 
 def _show(data: dict[str, Any], report: Report, *, html: Path | None, json: bool) -> None:

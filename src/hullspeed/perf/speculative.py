@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hullspeed.errors import UsageError
 from hullspeed.perf.fitted import FittedCost, split
+from hullspeed.perf.measured_tables import TableCost
 from hullspeed.perf.work import Shape
 
 MTP_ACCEPT = 3.2
@@ -24,7 +25,7 @@ class SpeculativeCost:
         UsageError: if more tokens are accepted than a step can yield.
     """
 
-    def __init__(self, cost: FittedCost, draft_tokens: int, accept: float) -> None:
+    def __init__(self, cost: FittedCost | TableCost, draft_tokens: int, accept: float) -> None:
         if not 1 <= accept <= draft_tokens + 1:
             raise UsageError(
                 "a step yields between 1 and drafted + 1 tokens",

@@ -10,6 +10,7 @@ from hullspeed.hardware.gpu import Gpu
 from hullspeed.hardware.machine import Machine
 from hullspeed.memory.budget import EngineSettings, GpuMemory
 from hullspeed.perf.calibration import Calibration
+from hullspeed.perf.measured_tables import CostModel
 from hullspeed.plan.capacity import memory_of, memory_of_machine
 from hullspeed.plan.model import PlannedModel
 from hullspeed.plan.speed import Predictor
@@ -26,6 +27,7 @@ class Case:
         ceilings: Of this machine.
         weight_dtype: How the embedded engine holds weights.
         calibration: Of this model on this GPU, if it was measured there.
+        cost_model: Which cost of a step on a GPU is asked.
     """
 
     model: PlannedModel
@@ -36,6 +38,7 @@ class Case:
     ceilings: Ceilings | None = None
     weight_dtype: str = "fp16"
     calibration: Calibration | None = None
+    cost_model: CostModel = "fitted"
 
     @property
     def n_gpus(self) -> int:
@@ -63,7 +66,9 @@ class Case:
         if self.gpu is not None:
             if self.gpu.bandwidth_bytes_per_s <= 0:
                 return None
-            return Predictor.on_gpu(self.model, self.gpu, self.settings, self.calibration)
+            return Predictor.on_gpu(
+                self.model, self.gpu, self.settings, self.calibration, self.cost_model
+            )
         if self.ceilings is None:
             return None
         return Predictor.on_machine(

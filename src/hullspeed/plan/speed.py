@@ -21,6 +21,7 @@ from hullspeed.perf.fitted import (
     regime_of,
     spread_of,
 )
+from hullspeed.perf.measured_tables import CostModel, TableCost, table_cost
 from hullspeed.perf.nearest import PublicPoint, nearest_points
 from hullspeed.perf.replay import Ask, Engine, Replayed, replay
 from hullspeed.perf.speculative import MTP_ACCEPT, SpeculativeCost
@@ -74,6 +75,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
         nearest: Published measurements that come closest.
         bound: What a decode step spends most of its time on.
         source: What the numbers rest on.
+        cost_model: Which cost of a step answered: ``fitted``, ``tables`` or ``measured here``.
     """
 
     concurrency: int
@@ -87,6 +89,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float
     bound: str
     source: str
+    cost_model: str = "fitted"
     ttft_p99_s: Quantity | None = None
     goodput_per_s: float | None = None
     decode_bound_tokens_per_s: float = 0.0
@@ -106,7 +109,7 @@ class Predictor:
     def __init__(self, cost: StepSeconds, *, step_tokens: int, request_s: float, stream_s: float,
                  spread: Callable[[str, str], Spread], source: str, engine: Engine | None = None,
                  near: Callable[[Workload, int], tuple[PublicPoint, ...]] | None = None,
-                 prompt_token_s: float = 0.0) -> None:  # fmt: skip
+                 prompt_token_s: float = 0.0, cost_model: str = "fitted") -> None:  # fmt: skip
         self.cost = cost
         self.step_tokens = step_tokens
         self._request_s = request_s
@@ -114,6 +117,7 @@ class Predictor:
         self._stream_s = stream_s
         self._spread = spread  # of a metric in a regime
         self._source = source
+        self._cost_model = cost_model
         self._engine = (engine or Engine())._replace(
             step_tokens=step_tokens, request_s=request_s, stream_token_s=stream_s
         )
@@ -126,17 +130,21 @@ class Predictor:
         gpu: Gpu,
         settings: EngineSettings,
         calibration: Calibration | None = None,
+        cost_model: CostModel = "fitted",
     ) -> Predictor:
         """By the cost fitted to published measurements, scaled by ``calibration`` if this model
-        was measured on this GPU.
+        was measured on this GPU; or by the measured tables, which that cost then guards.
 
         Raises:
-            UsageError: if no speeds are known for ``gpu``.
+            UsageError: if no speeds are known for ``gpu``, or the tables do not hold the case.
+            BrokenStackError: if tables are asked for and not installed.
         """
         coefficients = coefficients_of(settings.engine)
         seen = gpu.name in measured_gpus()
 
         def spread(metric: str, regime: str) -> Spread:
+            if cost_model == "tables":  # not fitted to what is published of the GPU either
+                return spread_of(metric, 90, regime, seen=False)
             if calibration is not None:
                 return calibration.spread(metric)
             return spread_of(metric, 90, regime, seen=seen)
@@ -154,11 +162,17 @@ class Predictor:
             eager=settings.enforce_eager,
             coefficients=coefficients,
         )
-        cost: StepSeconds = plain
+        steps: FittedCost | TableCost = plain
+        if cost_model == "tables":
+            steps = table_cost(
+                model.arch, gpu.name, settings.tp, settings.engine, plain,
+                kv_dtype(model.arch, settings), model=model.name,
+            )  # fmt: skip
+        cost: StepSeconds = steps
         source = coefficients.origin
         if settings.draft_tokens:
             accept = min(MTP_ACCEPT, 1 + 0.75 * settings.draft_tokens)
-            cost = SpeculativeCost(plain, settings.draft_tokens, accept)
+            cost = SpeculativeCost(steps, settings.draft_tokens, accept)
             source += f"; {accept:.1f} tokens a step assumed of {settings.draft_tokens} drafted"
         engine = engine_of(settings.engine, gpu)
         return cls(
@@ -170,6 +184,7 @@ class Predictor:
             source=source,
             engine=engine,
             near=_near(model, gpu, settings),
+            cost_model=cost_model,
         )
 
     @classmethod
@@ -202,6 +217,7 @@ class Predictor:
             stream_s=over.stream_token_s,
             spread=lambda _metric, _regime: factors,
             source=how,
+            cost_model="measured here",
         )
 
     def speed(self, workload: Workload, concurrency: int) -> Speed:
@@ -241,8 +257,16 @@ class Predictor:
             ),
             requests_per_s=per_s / workload.osl,
             bound=self._bound(workload, concurrency),
-            source=self._source,
+            source=self._told(),
+            cost_model=self._cost_model,
         )
+
+    def _told(self) -> str:
+        """What the numbers rest on; of tables also how many steps the guard answered."""
+        steps = self.cost.cost if isinstance(self.cost, SpeculativeCost) else self.cost
+        if isinstance(steps, TableCost):
+            return f"{steps.source}; requests and the guard: {self._source}"
+        return self._source
 
     def prefill(self, n_tokens: int, cached_tokens: int = 0) -> Quantity:
         """One prompt alone, cold but for ``cached_tokens``."""
@@ -357,8 +381,10 @@ class Predictor:
 
 
 def _plain(cost: StepSeconds) -> StepSeconds:
-    """The cost below speculation."""
-    return cost.cost if isinstance(cost, SpeculativeCost) else cost
+    """The cost below speculation and tables: the one whose parts are known."""
+    if isinstance(cost, SpeculativeCost):
+        cost = cost.cost
+    return cost.guard if isinstance(cost, TableCost) else cost
 
 
 def _p99(ordered: list[float]) -> float:

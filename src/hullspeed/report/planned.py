@@ -171,7 +171,8 @@ def _speed(speed: Speed) -> tuple[Block, ...]:
     text = (
         f"With {speed.concurrency} requests in flight. TTFT is "
         f"{format_seconds(speed.ttft_settled_s)} when requests are out of step and "
-        f"{format_seconds(speed.ttft_burst_s)} when all arrive together. Source: {speed.source}."
+        f"{format_seconds(speed.ttft_burst_s)} when all arrive together. "
+        f"Cost of a step, {speed.cost_model}: {speed.source}."
     )
     blocks: list[Block] = [table, Paragraph(text), Bullets(tuple(_limits(speed)))]
     if speed.nearest:

@@ -156,9 +156,12 @@ def sweep_report(
     )
     good = [o for o in outcomes if o.summary is not None and o.summary.meets]
     verdict = f"{len(good)} of {len(outcomes)} configurations keep the objective"
-    return Report(
-        title=title, verdict=verdict, ok=bool(good), sections=(Section("Compared", (table, plot)),)
-    )
+    sections = [Section("Compared", (table, plot))]
+    first = next((outcome for outcome in shown if outcome.cost_source), None)
+    if first is not None:
+        rests = f"Steps of {first.label}: {first.cost_source}. Of the others: --json."
+        sections.append(Section("What this rests on", (Paragraph(rests),)))
+    return Report(title=title, verdict=verdict, ok=bool(good), sections=tuple(sections))
 
 
 def _rank(outcome: Outcome) -> tuple[float, float, str]:

@@ -68,7 +68,9 @@ def answers(
 def one(question: Question, workload: Workload, objective: Objective) -> Outcome:
     """One answer; a configuration that cannot be is an outcome too."""
     try:
-        return Outcome(label=question.label, summary=question.answer(workload, objective))
+        cost = question.cost()
+        summary = question.sum_up(question.play(workload, cost), objective)
+        return Outcome(label=question.label, summary=summary, cost_source=cost.source)
     except HullspeedError as error:
         return Outcome(label=question.label, error=str(error))
 

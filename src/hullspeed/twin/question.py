@@ -17,6 +17,7 @@ from hullspeed.memory.budget import EngineSettings, GpuMemory, WeightBytes
 from hullspeed.memory.layers import kv_dtype_of, state_dtype_of
 from hullspeed.perf.calibration import Calibration
 from hullspeed.perf.fitted import FittedCost, coefficients_of, engine_of
+from hullspeed.perf.measured_tables import CostModel, TableCost, table_cost
 from hullspeed.perf.speculative import MTP_ACCEPT, SpeculativeCost
 from hullspeed.perf.step import StepCost
 from hullspeed.perf.work import StepSeconds
@@ -36,6 +37,8 @@ class Cost(NamedTuple):
             each prompt token adds to it.
         stream_token_s: Added to a step for each token it puts out.
         history: What the numbers rest on, with their errors.
+        model: Which cost model this is: ``fitted``, ``tables`` or ``measured here``.
+        tables: The measured tables, where they are it.
     """
 
     steps: StepSeconds
@@ -43,6 +46,15 @@ class Cost(NamedTuple):
     stream_token_s: float
     history: str
     prompt_token_s: float = 0.0
+    model: str = "fitted"
+    tables: TableCost | None = None
+
+    @property
+    def source(self) -> str:
+        """What the numbers rest on; of tables also how many steps the guard answered so far."""
+        if self.tables is None:
+            return self.history
+        return f"{self.tables.source}; requests and the guard: {self.history}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +67,8 @@ class Question:
             it is.
         cache: Another prefix cache than the engine's own.
         usd_per_hour: Of all GPUs.
+        cost_model: Which cost of a step on a GPU is asked.
+        model: Name of the model, for errors.
     """
 
     label: str
@@ -71,6 +85,8 @@ class Question:
     requests_per_task: int = 1
     task_success: float = 1.0
     calibration: Calibration | None = None
+    cost_model: CostModel = "fitted"
+    model: str = ""
 
     def target(self) -> str:
         """The hardware in words."""
@@ -82,7 +98,9 @@ class Question:
         """The cost model of its steps.
 
         Raises:
-            UsageError: if nothing is known of the hardware's speed.
+            UsageError: if nothing is known of the hardware's speed, or the measured tables are
+                asked for and do not hold this case.
+            BrokenStackError: if they are asked for and not installed.
         """
         if self.ceilings is not None:
             over = self.ceilings.overheads
@@ -90,7 +108,10 @@ class Question:
                 self.arch, self.ceilings, self.weight_dtype, self.settings.kv_dtype or "fp32"
             )
             how = f"this machine's kernels, {self.ceilings.source} {self.ceilings.measured_at}"
-            return Cost(step, over.request_s, over.stream_token_s, how.strip(), over.prompt_token_s)
+            return Cost(
+                step, over.request_s, over.stream_token_s, how.strip(), over.prompt_token_s,
+                model="measured here",
+            )  # fmt: skip
         if self.gpu is None:
             raise UsageError("name a GPU", fix="e.g. --gpu h100-sxm")
         coefficients = coefficients_of(self.settings.engine)
@@ -106,12 +127,25 @@ class Question:
             eager=self.settings.enforce_eager,
             coefficients=coefficients,
         )
-        steps: StepSeconds = fitted
+        tables = self._tables(fitted)
+        steps: StepSeconds = tables or fitted
         if drafts := self.settings.draft_tokens:
-            steps = SpeculativeCost(fitted, drafts, min(MTP_ACCEPT, 1 + 0.75 * drafts))
+            steps = SpeculativeCost(tables or fitted, drafts, min(MTP_ACCEPT, 1 + 0.75 * drafts))
         known = engine_of(self.settings.engine, self.gpu)
         request_s = known.request_s + coefficients.first_token_s
-        return Cost(steps, request_s, 0.0, coefficients.origin)
+        return Cost(
+            steps, request_s, 0.0, coefficients.origin, model=self.cost_model, tables=tables
+        )
+
+    def _tables(self, guard: FittedCost) -> TableCost | None:
+        """The measured tables, where they are asked for."""
+        if self.cost_model != "tables" or self.gpu is None:
+            return None
+        kv_dtype = kv_dtype_of(self.arch, self.settings.kv_dtype)
+        return table_cost(
+            self.arch, self.gpu.name, self.settings.tp, self.settings.engine, guard, kv_dtype,
+            model=self.model,
+        )  # fmt: skip
 
     def engine(self, workload: Workload, cost: Cost) -> EngineModel:
         """The engine with its memory."""
@@ -127,13 +161,13 @@ class Question:
             stream_token_s=cost.stream_token_s,
         )
 
-    def play(self, workload: Workload) -> Played:
-        """Simulate ``workload``.
+    def play(self, workload: Workload, cost: Cost | None = None) -> Played:
+        """Simulate ``workload`` at ``cost``, the question's own unless given.
 
         Raises:
             CapacityError: if the engine would not start.
         """
-        cost = self.cost()
+        cost = cost or self.cost()
         return play(self.engine(workload, cost), cost.steps, workload)
 
     def answer(self, workload: Workload, objective: Objective) -> Summary:
@@ -242,11 +276,16 @@ def _rate(workload: Workload) -> float:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A question's label with its summary, or why there is none."""
+    """A question's label with its summary, or why there is none.
+
+    Attributes:
+        cost_source: What the cost of its steps rests on.
+    """
 
     label: str
     summary: Summary | None = None
     error: str = ""
+    cost_source: str = ""
 
 
 def pareto(outcomes: Iterable[Outcome]) -> set[str]:
