@@ -28,6 +28,7 @@ def up(
     state_share: float = 0.4,
     state_store: Literal["fp32", "bf16", "int8"] = "fp32",
     max_context: int | None = None,
+    cache: Literal["segment", "align", "prompt_end", "lru", "hash", "none"] = "segment",
     override: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     out: Path = Path("hullspeed-report"),
     json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -67,6 +68,9 @@ def up(
         How cached recurrent states are kept; running ones stay in fp32.
     max_context
         Cut of the model's context in tokens.
+    cache
+        Prefix cache: segment tree, its simpler policies align, prompt_end and lru, hash chain or
+        none.
     override
         Code of a preflight finding to pass all the same; may be given more than once.
     out
@@ -96,6 +100,7 @@ def up(
         state_share=state_share,
         state_store=state_store,
         max_context_tokens=max_context,
+        cache=cache,
     )
     config.check()
     spec = UpSpec(
