@@ -20,6 +20,7 @@ from hullspeed.errors import RequestError, UsageError
 from hullspeed.runtime.completion import Collector, Completion, CompletionChunk, Logprobs
 from hullspeed.runtime.config import (
     CacheName,
+    DraftName,
     EngineConfig,
     EvictionName,
     KernelsName,
@@ -62,6 +63,7 @@ class EngineOptions(TypedDict, total=False):
     max_context_tokens: int | None
     cache: CacheName
     eviction: EvictionName
+    draft: DraftName
 
 
 class Engine:
