@@ -5,6 +5,7 @@ sliding windows: how far from transformers' float32, and that cached equals unca
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from torch import Tensor
 
 from hullspeed.core.engine import EngineLoop
 from hullspeed.core.request import Sequence
+from hullspeed.core.sampling import SamplingParams
 from hullspeed.core.step import Step, StepResult
+from hullspeed.errors import UnsupportedModelError, UsageError
 from hullspeed.kernels.batch import Batch, SpanInput
 from hullspeed.memory.windows import least_pages
 from hullspeed.models.attention import Attention
 from hullspeed.models.decoder import Decoder
 from hullspeed.runtime.config import KvDtype
+from hullspeed.runtime.library import Engine
 
 from .hybrids import (
     N_PAGES,
@@ -30,6 +34,7 @@ from .hybrids import (
     random_prompt,
     run,
 )
+from .tiny import write_checkpoint, write_tokenizer
 
 DTYPES: list[KvDtype] = ["fp32", "fp16", "bf16", "int8", "fp8"]
 WINDOW = 40
@@ -230,3 +235,33 @@ def test_a_page_of_another_prompt_would_be_seen(case: HybridCase, dtype: KvDtype
     (stale,) = traffic.run([prompt], 1)
     assert stale.cached_tokens == 99
     assert traffic.worst([stale]) > OF_ONE_TYPE[dtype]
+
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
+BYTES_PER_TOKEN = {"fp32": 512, "fp16": 256, "bf16": 256, "int8": 160, "fp8": 160}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2 layers of 2 heads of 16 numbers, for keys and for values; a scale is 4 bytes."""
+    path = tmp_path_factory.mktemp("library")
+    write_checkpoint(path, "llama")
+    write_tokenizer(path)
+    return path
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_through_the_library(folder: Path, name: KvDtype) -> None:
+    text = "The keeper of the lighthouse climbed the stairs."
+    with Engine(str(folder), kernels="ref", kv_dtype=name, threads=1, max_running=2) as engine:
+        assert engine.info.kv_bytes_per_token == BYTES_PER_TOKEN[name]
+        first, second = (engine.generate(text, PARAMS)[0] for _ in range(2))
+    assert (first.cached_tokens, second.cached_tokens) == (0, len(text) - 1)
+    assert len(first.token_ids) == len(second.token_ids) == 8
+
+
+def test_the_library_refuses_what_there_is_not(folder: Path) -> None:
+    with pytest.raises(UsageError, match="int4"):
+        Engine(str(folder), kv_dtype="int4")  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModelError, match="multi-token-prediction"):
+        Engine(str(folder), kernels="ref", draft="mtp")
