@@ -9,7 +9,7 @@ from hullspeed.arch.model import ModelArch
 from hullspeed.arch.tensors import Role
 from hullspeed.errors import UnsupportedModelError
 from hullspeed.hardware.ceilings import Ceilings
-from hullspeed.memory.held import held_bytes
+from hullspeed.memory.held import read_bytes
 from hullspeed.memory.ours import kv_format
 from hullspeed.perf.work import Shape, Work
 
@@ -136,9 +136,9 @@ class StepCost:
 
 
 def _linear_bytes(arch: ModelArch, weight_dtype: str) -> float:
-    """Bytes of a parameter of the layers' matrices, on average."""
+    """Bytes read of a parameter of the layers' matrices, on average."""
     specs = [t for t in arch.tensors(extras=False) if t.role in (Role.LINEAR, Role.EXPERT)]
-    held = sum(held_bytes(arch, spec, weight_dtype) for spec in specs)
+    held = sum(read_bytes(arch, spec, weight_dtype) for spec in specs)
     return held / max(1, sum(spec.elements for spec in specs))
 
 
