@@ -14,6 +14,7 @@ import torch
 
 from hullspeed.arch.gguf_arch import arch_from_gguf
 from hullspeed.arch.mlps import MoeMlp
+from hullspeed.errors import UnsupportedModelError
 from hullspeed.kernels.batch import Batch, SpanInput
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.gguf_weights import GgufWeights
@@ -70,6 +71,31 @@ def test_quantized_experts_are_those_of_the_gguf_package(tmp_path: Path) -> None
             blocks = weights.blocks(name)
             assert blocks is not None
             assert np.array_equal(blocks.dequantize(), values[i])
+
+
+def test_experts_in_a_tensor_each_are_refused(tmp_path: Path) -> None:
+    """As Mixtral's first conversions came."""
+    module = write_family(tmp_path / "hf", "mixtral")
+    path, older = tmp_path / "m.gguf", tmp_path / "older.gguf"
+    write_gguf_of(path, "mixtral", module)
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(older, "llama")
+    for key, field in reader.fields.items():
+        if key.startswith("llama."):
+            writer.add_key_value(key, field.contents(), field.types[0], *field.types[1:2])
+    for tensor in reader.tensors:
+        whole = np.array(tensor.data)
+        if "_exps." not in tensor.name:
+            writer.add_tensor(tensor.name, whole)
+            continue
+        for i, part in enumerate(whole):
+            writer.add_tensor(tensor.name.replace("_exps.", f".{i}."), part.copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match="a tensor for each expert"):
+        arch_from_gguf([older])
 
 
 def test_layers_behind_the_decoder_are_its_drafts(tmp_path: Path) -> None:

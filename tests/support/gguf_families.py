@@ -19,7 +19,7 @@ Named = Iterator[tuple[str, torch.Tensor]]
 
 ARCHITECTURES = {
     "qwen3_moe": "qwen3moe", "qwen3_next": "qwen3next", "qwen3_5": "qwen35",
-    "qwen3_5_moe": "qwen35moe", "gemma3": "gemma3", "gpt_oss": "gpt-oss",
+    "qwen3_5_moe": "qwen35moe", "mixtral": "llama", "gemma3": "gemma3", "gpt_oss": "gpt-oss",
 }  # fmt: skip
 """Of llama.cpp, by our family."""
 
@@ -134,6 +134,9 @@ def _converted(family: str, config: Any, name: str, tensor: torch.Tensor) -> Nam
     block = f"blk.{layer}."
     if family in ("qwen3_5", "qwen3_5_moe") and inner.startswith("linear_attn."):
         tensor = _tiled(config, inner, tensor)
+    if family == "mixtral" and inner.startswith(("self_attn.q_", "self_attn.k_")):
+        heads = tensor.reshape(-1, 2, config.head_dim // 2, tensor.shape[1])
+        tensor = heads.transpose(1, 2).reshape(tensor.shape)  # permute() of the converter
     if inner == "linear_attn.A_log":
         tensor = -tensor.exp()
     if "conv1d" in inner:
@@ -146,7 +149,7 @@ def _converted(family: str, config: Any, name: str, tensor: torch.Tensor) -> Nam
         yield block + _TENSORS[inner], tensor
     else:
         stem, _, kind = inner.rpartition(".")
-        second = "ffn_norm" if family == "qwen3_moe" else "post_attention_norm"
+        second = "ffn_norm" if family in ("qwen3_moe", "mixtral") else "post_attention_norm"
         stored = second if stem == "post_attention_layernorm" else _ATTENTION[stem]
         yield f"{block}{stored}.{kind}", tensor
 

@@ -20,7 +20,7 @@ from hullspeed.arch.families.common import union
 from hullspeed.arch.fields import Fields
 from hullspeed.arch.gguf import GgufFile, GgufTensor
 from hullspeed.arch.gguf_names import stored_names
-from hullspeed.arch.mlps import MoeMlp
+from hullspeed.arch.mlps import GATED, MoeMlp
 from hullspeed.arch.model import Extra, ModelArch
 from hullspeed.arch.quant import WeightFormat
 from hullspeed.arch.tensors import Role, TensorSpec
@@ -47,6 +47,7 @@ _MOE = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
+_MIXTRAL = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 _GDN = {
     "linear_conv_kernel_dim": "ssm.conv_kernel",
     "linear_key_head_dim": "ssm.state_size",
@@ -61,6 +62,11 @@ _YARN = {
     "attention_factor": "yarn_attn_factor",
 }
 _SLIDING = {"sliding_window": "attention.sliding_window"}
+
+# What converters make of every family's experts.
+_EXPERTS_OF_GGUF: dict[str, Any] = {
+    "fused_experts": False, "transposed": False, "module": "mlp", "names": GATED,
+}  # fmt: skip
 
 # GGUF architecture: model_type, keys
 _ARCHITECTURES: dict[str, tuple[str, dict[str, str]]] = {
@@ -114,7 +120,7 @@ def arch_from_metadata(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTe
     arch = families.build(Fields(config, "the GGUF metadata"))
     # Whatever the checkpoint did, each expert's matrices lie as they are multiplied.
     layers = (
-        replace(layer, mlp=replace(layer.mlp, fused_experts=False, transposed=False))
+        replace(layer, mlp=replace(layer.mlp, **_EXPERTS_OF_GGUF))
         if isinstance(layer.mlp, MoeMlp)
         else layer
         for layer in arch.layers
@@ -125,6 +131,14 @@ def arch_from_metadata(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTe
 def _config(source: Fields, name: str, tensors: Mapping[str, GgufTensor]) -> dict[str, object]:
     """The config.json that the metadata amounts to."""
     model_type, keys = _ARCHITECTURES[name]
+    if name == "llama" and source.natural_or(0, "llama.expert_count", zero=True):
+        model_type, keys = "mixtral", _COMMON | _MIXTRAL  # by the same converter, llama's layout
+        if "blk.0.ffn_gate.0.weight" in tensors:
+            raise UnsupportedModelError(
+                "a GGUF file with a tensor for each expert, as converters wrote until April 2024",
+                seen="blk.0.ffn_gate.0.weight",
+                fix="convert the model again, or fetch a newer conversion",
+            )
     config: dict[str, object] = {"model_type": model_type, "torch_dtype": "float16"}
     for field, key in keys.items():
         value = source.values.get(f"{name}.{key}")
