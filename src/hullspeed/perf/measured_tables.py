@@ -140,6 +140,7 @@ class Tables:
             point.tp,
             point.engine,
             point.kv_dtype,
+            experts=False,
         )
         if loaded is None or point.protocol != "closed" or point.accept != 1.0 or point.osl < 2:
             return None
@@ -283,7 +284,7 @@ def _peers() -> tuple[tuple[str, ModelArch], ...]:
 @cache
 def _handle(name: str, quant: str, gpu: str, tp: int, engine: str, kv_dtype: str) -> Any | None:
     """The peer's engine for one case; ``None`` where its tables lack a part of a step."""
-    loaded = _load(name, quant, gpu, tp, engine, kv_dtype)
+    loaded = _load(name, quant, gpu, tp, engine, kv_dtype, experts=True)
     if loaded is None:
         return None
     step = importlib.import_module(f"{_PACKAGE}.sdk.rust_engine_step")
@@ -297,21 +298,25 @@ def _handle(name: str, quant: str, gpu: str, tp: int, engine: str, kv_dtype: str
 
 
 @cache
-def _load(name: str, quant: str, gpu: str, tp: int, engine: str, kv_dtype: str) -> Any | None:
-    """Model, database and backend of the peer for one case; ``None`` where it has none."""
+def _load(
+    name: str, quant: str, gpu: str, tp: int, engine: str, kv_dtype: str, *, experts: bool
+) -> Any | None:
+    """Model, database and backend of the peer for one case; ``None`` where it has none, or where
+    it has ``experts`` and they are not asked for: they are split as everything else is.
+    """
     if gpu not in _SYSTEMS or quant not in _FORMATS or engine not in _VERSIONS:
         return None
     common, config, models, database, factory = (
         importlib.import_module(f"{_PACKAGE}.sdk.{name}")
         for name in ("common", "config", "models", "perf_database", "backends.factory")
     )
-    dense, experts = _FORMATS[quant]
+    dense, sparse = _FORMATS[quant]
     settings = config.ModelConfig(
         tp_size=tp,
-        moe_tp_size=tp,
-        moe_ep_size=1,
+        moe_tp_size=tp if experts else None,
+        moe_ep_size=1 if experts else None,
         gemm_quant_mode=common.GEMMQuantMode[dense or "bfloat16"],
-        moe_quant_mode=common.MoEQuantMode[experts] if experts else None,
+        moe_quant_mode=common.MoEQuantMode[sparse] if experts and sparse else None,
         kvcache_quant_mode=common.KVCacheQuantMode.fp8
         if kv_dtype.startswith("fp8")
         else common.KVCacheQuantMode.bfloat16,
