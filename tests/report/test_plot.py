@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hullspeed.report.blocks import Percentiles, Plot, Point, Report, Section, Series
@@ -48,6 +48,7 @@ def test_a_page_holds_it() -> None:
 
 
 @given(st.dictionaries(st.text("pq", min_size=1), st.floats(1e-5, 1e6), min_size=1))
+@example({"p": 999999.9999999999})  # whose logarithm is 6
 def test_percentiles_lie_in_order_between_the_ticks_of_their_axis(values: dict[str, float]) -> None:
     svg = block_html(Percentiles(unit="ms", series={"a": values})).partition("<div")[0]
     root = ET.fromstring(svg)

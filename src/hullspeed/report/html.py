@@ -195,7 +195,7 @@ def _ticks(low: float, high: float) -> list[float]:
     """Of 1, 2, 5, 10, ...: from the last that is not above ``low`` to the first not below ``high``;
     decades alone where that would be more than eight.
     """
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1
+    first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
     for steps in ((1, 2, 5), (1,)):
         ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
         below = max(i for i, tick in enumerate(ticks) if tick <= low)
