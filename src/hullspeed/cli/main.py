@@ -47,6 +47,7 @@ def build_app(chosen: str = "") -> App:
         help="Will this workload run well on this serving system?",
         help_epilogue=EPILOGUE,
         help_format="markdown",
+        suppress_keyboard_interrupt=False,  # our own word for it, below
         version=__version__,
         config=[
             Env("HULLSPEED_", command=True),
