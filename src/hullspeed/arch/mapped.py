@@ -43,8 +43,17 @@ class MappedFile:
         release_pages(self._map, offset, n_bytes)
 
 
+# What Linux maps around a page that is touched never reaches beyond 2 MiB: it would bring back
+# what a neighbour had let go of.
+_MAPPED_AROUND_BYTES = 2 * 2**20
+
+
 def release_pages(mapped: mmap.mmap, offset: int, n_bytes: int) -> None:
-    """Take a range of a read-only file map out of this process' resident memory."""
+    """Take a range of a read-only file map, and what was mapped around it, out of this process'
+    resident memory.
+    """
     if n_bytes and hasattr(mapped, "madvise"):
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_DONTNEED, start, offset + n_bytes - start)
+        around = _MAPPED_AROUND_BYTES
+        start = offset // around * around
+        end = min(len(mapped), -(-(offset + n_bytes) // around) * around)
+        mapped.madvise(mmap.MADV_DONTNEED, start, end - start)

@@ -13,7 +13,9 @@ from hullspeed.models.heap import trim
 from hullspeed.models.quantized import QuantizedTensor
 from hullspeed.models.weights import Weights
 
-_TRIM_PARAMS = 8 * 2**20  # parameters read between two looks at the heap: 32 MiB of float32
+# Parameters read between two looks at the heap: as many as the largest tensor has, so that what
+# small ones leave behind is no more than it, at least 4 and at most 32 MiB of float32.
+_TRIM_PARAMS = 2**20, 8 * 2**20
 
 _STEP = 0.01
 
@@ -36,6 +38,8 @@ class WatchedWeights(Weights):
     ) -> None:
         self._weights, self._report = weights, report
         self._left = {spec.name: spec.elements for spec in arch.tensors(extras=False)}
+        least, most = _TRIM_PARAMS
+        self._trim_params = min(most, max(least, *self._left.values()))
         self._total = sum(self._left.values()) or 1
         self._read = self._trimmed = 0
         self._told = 0.0
@@ -90,6 +94,6 @@ class WatchedWeights(Weights):
             if share - self._told >= _STEP or (share == 1.0 and self._told < 1.0):
                 self._told = share
                 self._report(share)
-            if self._read - self._trimmed > _TRIM_PARAMS:
+            if self._read - self._trimmed > self._trim_params:
                 self._trimmed = self._read
                 trim()
