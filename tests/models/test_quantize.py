@@ -399,7 +399,9 @@ def test_hybrids_and_experts(family: str, tmp_path: Path) -> None:
         result = quantize_checkpoint(files, arch, out, TARGETS[name])
         new_files, new_arch = opened(out)
         alone = arch_from_config(json.loads((out / "config.json").read_text()))
-        assert weight_bytes(new_arch) == weight_bytes(alone) == tensor_bytes(out)
+        assert weight_bytes(new_arch) == tensor_bytes(out)
+        # A config that is silent of an MTP layer may mean one that these files leave out.
+        assert weight_bytes(new_arch, extras=False) == weight_bytes(alone, extras=False)
         weights = open_weights(new_files.weights, new_arch)
         weights.check(new_arch)
         changed = {change.name for change in result.changes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from hullspeed.arch.mlps import MoeMlp
@@ -43,7 +43,8 @@ def with_headers(arch: ModelArch, headers: Mapping[str, StoredTensor]) -> ModelA
     arch = _with_expert_layout(arch, names)
     if not arch.tied_embeddings and f"{arch.head_name}.weight" not in names:
         arch = replace(arch, tied_embeddings=True)
-    arch = replace(arch, extras=tuple(e for e in arch.extras if _present(arch, e, names)))
+    modules = {_module(name) for name in names}
+    arch = replace(arch, extras=tuple(e for e in arch.extras if _present(e, modules)))
     sizes: dict[str, int] = {}
     used: set[str] = set()
     problems: list[str] = []
@@ -182,13 +183,9 @@ def _rename(name: str, old: str, new: str) -> str:
     return new + name.removeprefix(old) if name.startswith(old) else name
 
 
-def _present(arch: ModelArch, extra: Extra, names: Mapping[str, StoredTensor]) -> bool:
-    """Whether the files hold any of an extra's weights."""
-    return any(
-        part.name in names
-        for spec in extra.tensors
-        for part in arch.weight_format.parts(spec, arch.dtype)
-    )
+def _present(extra: Extra, modules: Collection[str]) -> bool:
+    """Whether the files hold any of an extra's modules, in whatever format."""
+    return any(_module(spec.name) in modules for spec in extra.tensors)
 
 
 def _unlisted(tensors: Iterable[StoredTensor]) -> Extra:
