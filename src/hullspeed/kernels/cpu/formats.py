@@ -99,8 +99,8 @@ def _bits(typingctx: Any, x: Any) -> Any:
 
 
 @intrinsic
-def _from_bits(typingctx: Any, bits: Any) -> Any:
-    """The float32 of a bit pattern."""
+def as_float(typingctx: Any, bits: Any) -> Any:
+    """The float32 whose bit pattern is the int32 ``bits``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _FLOAT)
@@ -155,7 +155,7 @@ def encode(x: NDArray[np.float32], kind: int, codes: NDArray[np.int32]) -> np.fl
     top = np.int32(0)
     for i in range(len(x)):
         top = max(top, _bits(x[i]) & _MAGNITUDE)
-    scale: np.float32 = _from_bits(top) / (_LARGEST_INT8 if kind == INT8 else _LARGEST_FP8)
+    scale: np.float32 = as_float(top) / (_LARGEST_INT8 if kind == INT8 else _LARGEST_FP8)
     divisor = max(scale, _TINY)
     if kind == INT8:
         for i in range(len(x)):
@@ -170,7 +170,7 @@ def encode(x: NDArray[np.float32], kind: int, codes: NDArray[np.int32]) -> np.fl
 def _to_fp8(x: np.float32) -> np.int32:
     """The e4m3 code of a finite ``x``, to nearest, ties to even, at most 448."""
     bits = _bits(x)
-    size = min(_from_bits(bits & _MAGNITUDE), _LARGEST_FP8)
+    size = min(as_float(bits & _MAGNITUDE), _LARGEST_FP8)
     # Below 2^-6 codes count in steps of 2^-9; the eighth is the least normal number.
     small = np.int32(np.rint(size * _FP8_SUBNORMALS))
     whole = _bits(size)

@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils as untyped_cgutils
 from numba.core import types
 
-from hullspeed.kernels.cpu.formats import LANES, load_floats
+from hullspeed.kernels.cpu.formats import LANES, as_float, load_floats
 from hullspeed.kernels.cpu.jit import config, kernel
 
 intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.extending.intrinsic
@@ -132,16 +132,6 @@ def _broadcast(builder: Any, scalar: Any) -> Any:
     one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.IntType(32)(0))
     mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
     return builder.shuffle_vector(one, ir.Constant(_VECTOR, ir.Undefined), mask)
-
-
-@intrinsic
-def as_float(typingctx: Any, bits: Any) -> Any:
-    """The float32 whose bit pattern is the int32 ``bits``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _FLOAT)
-
-    return types.float32(types.int32), codegen
 
 
 @intrinsic
