@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from hullspeed.core.sampling import SamplingParams
 from hullspeed.errors import HullspeedError
+from hullspeed.version import __version__
 
 if TYPE_CHECKING:
     from hullspeed.runtime.library import Completion, CompletionChunk, Engine
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Completion",

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -19,9 +18,7 @@ from hullspeed.errors import BrokenStackError, HullspeedError
 from hullspeed.twin.question import Outcome, Question
 from hullspeed.twin.summary import Objective
 from hullspeed.twin.workload import Workload
-
-# The package is loaded whenever this module is; its names reach up to the engine.
-VERSION = str(sys.modules["hullspeed"].__version__)
+from hullspeed.version import __version__
 
 LOCAL = "local"
 """Ray address that starts Ray on this machine."""
@@ -134,7 +131,7 @@ def over_ray(
         shared = ray.put((workload, objective))
         task = ray.remote(_task)
         tasks += [
-            task.remote(VERSION, questions[start : start + size], shared)
+            task.remote(__version__, questions[start : start + size], shared)
             for start in range(0, len(questions), size)
         ]
         while tasks:
@@ -150,8 +147,8 @@ def _task(
     version: str, questions: Sequence[Question], shared: tuple[Workload, Objective]
 ) -> list[Outcome] | str:
     """Runs on a node; its version where that is another one, whose answers would differ."""
-    if version != VERSION:
-        return VERSION
+    if version != __version__:
+        return __version__
     return [one(question, *shared) for question in questions]
 
 
@@ -163,13 +160,13 @@ def _result(ray: Any, task: Any) -> list[Outcome]:
         raise BrokenStackError(
             "a Ray task failed",
             seen=str(error).strip().rpartition("\n")[2],
-            fix=f"install hullspeed {VERSION} on every node",
+            fix=f"install hullspeed {__version__} on every node",
         ) from error
     if isinstance(found, str):
         raise BrokenStackError(
             "a node of the Ray cluster has another hullspeed",
             seen=found,
-            fix=f"install {VERSION} on every node",
+            fix=f"install {__version__} on every node",
         )
     return list(found)
 
