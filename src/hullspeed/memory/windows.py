@@ -60,6 +60,16 @@ class PageSplit(NamedTuple):
     n_window_pages: int
 
 
+def least_split(
+    window_tokens: int, page_tokens: int, step_tokens: int, context_tokens: int
+) -> PageSplit:
+    """With which one whole context always gets on."""
+    return PageSplit(
+        -(-context_tokens // page_tokens),
+        least_pages(window_tokens, page_tokens, min(step_tokens, context_tokens)),
+    )
+
+
 def split_pages(
     pool_bytes: int,
     *,
@@ -79,8 +89,7 @@ def split_pages(
 
     Where no layer sees everything (``page_bytes`` 0), pages are only numbers, and windows get all.
     """
-    context_pages = -(-context_tokens // page_tokens)
-    least = least_pages(window_tokens, page_tokens, min(step_tokens, context_tokens))
+    context_pages, least = least_split(window_tokens, page_tokens, step_tokens, context_tokens)
     most = max(least, STATES_PER_RUNNING * max_running * held_pages(window_tokens, page_tokens))
     beside = pool_bytes - context_pages * page_bytes
     wanted = min(beside, int(pool_bytes * share)) if page_bytes else pool_bytes

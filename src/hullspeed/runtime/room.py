@@ -9,11 +9,14 @@ from hullspeed.arch.mixers import FullAttention, GatedDeltaNet, SlidingAttention
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import CapacityError
 from hullspeed.memory.ours import kv_format
-from hullspeed.memory.windows import PageSplit, least_pages, split_pages, window_apart
+from hullspeed.memory.windows import (
+    STATES_PER_RUNNING,
+    least_split,
+    split_pages,
+    window_apart,
+)
 from hullspeed.runtime.config import EngineConfig
 from hullspeed.units import format_bytes
-
-_STATES_PER_RUNNING = 8  # unless a budget is given: what one conversation's checkpoints may take
 
 
 class Room(NamedTuple):
@@ -128,10 +131,7 @@ def _window_room(
         share=config.state_share,
         given=config.kv_budget_bytes is not None,
     )
-    least = PageSplit(
-        -(-context_tokens // page_tokens),
-        least_pages(window, page_tokens, min(step_tokens, context_tokens)),
-    )
+    least = least_split(window, page_tokens, step_tokens, context_tokens)
     needed = least.n_pages * page_bytes + least.n_window_pages * window_bytes
     if needed > budget:
         raise CapacityError(
@@ -191,7 +191,7 @@ def _split_slots(
     _check_states(config, needed, state_bytes, budget - stored_bytes)
     affordable = (int(budget * config.state_share) - needed * state_bytes) // stored_bytes
     if config.kv_budget_bytes is None:
-        affordable = min(affordable, _STATES_PER_RUNNING * config.max_running)
+        affordable = min(affordable, STATES_PER_RUNNING * config.max_running)
     return needed, max(1, affordable)
 
 
@@ -211,5 +211,5 @@ def _state_slots(config: EngineConfig, state_bytes: int, budget: int) -> int:
     _check_states(config, needed, state_bytes, budget)
     affordable = int(budget * config.state_share) // state_bytes
     if config.kv_budget_bytes is None:
-        affordable = min(affordable, _STATES_PER_RUNNING * config.max_running)
+        affordable = min(affordable, STATES_PER_RUNNING * config.max_running)
     return max(needed, affordable)
