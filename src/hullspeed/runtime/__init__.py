@@ -2,3 +2,5 @@
 
 Importing this package does not import torch; ``messages.py`` and ``config.py`` are free of it.
 """
+
+import hullspeed.kernels  # noqa: F401 # before torch: it bounds how long idle threads spin
