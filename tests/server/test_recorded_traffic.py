@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from hullspeed.cli.main import run
 from hullspeed.twin.engine import EngineModel
 from hullspeed.twin.player import play
 from hullspeed.twin.traces import load_trace
+from support.patience import PATIENCE_S, first_line, until
 
 COMMAND = [sys.executable, "-c", "from hullspeed.cli.main import main; main()", "serve"]
 START_LIMIT_S = 240  # the very first start compiles kernels
@@ -40,17 +39,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str
     for key in KEYS:
         arguments += ["--api-key", key]
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE)
-    watchdog = threading.Timer(START_LIMIT_S, process.kill)
-    watchdog.start()
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    watchdog.cancel()
+    line = first_line(process, START_LIMIT_S)
     assert line, "the server did not start"
     try:
         talk(json.loads(line)["url"], path)
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     yield [json.loads(line) | {"path": path} for line in path.read_text().splitlines()]
 
@@ -60,7 +55,7 @@ def talk(url: str, path: Path) -> None:
     one left early, some refused.
     """
     clients = [
-        httpx2.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"})
+        httpx2.Client(base_url=url, timeout=PATIENCE_S, headers={"Authorization": f"Bearer {key}"})
         for key in KEYS
     ]
     ended = 0
@@ -68,9 +63,7 @@ def talk(url: str, path: Path) -> None:
     def wait() -> None:
         nonlocal ended
         ended += 1
-        deadline_s = time.monotonic() + 60
-        while len(path.read_text().splitlines()) < ended and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        assert until(lambda: len(path.read_text().splitlines()) >= ended)
 
     for client in clients:
         messages = [{"role": "system", "content": SYSTEM}]

@@ -27,6 +27,7 @@ from hullspeed.twin.engine import EngineModel
 from hullspeed.twin.player import play
 from hullspeed.twin.traces import load_trace, write_trace
 from support.live_server import live_server
+from support.patience import until
 
 TURNS = st.lists(st.integers(0, 2**32), min_size=1, max_size=12)
 PAGE_TOKENS = 16
@@ -196,9 +197,7 @@ def test_requests_of_a_server(tmp_path: Path) -> None:
         long = body | {"max_tokens": 3000, "stream": True}
         with client.stream("POST", "/v1/completions", json=long) as answer:
             next(answer.iter_bytes())
-        deadline_s = time.monotonic() + 20
-        while len(rows(path)) < 6 and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        assert until(lambda: len(rows(path)) >= 6)
     found = rows(path)
     assert [row["end"] for row in found] == ["length"] * 5 + ["abort"]
     assert {row["isl"] for row in found} == {len(prompt)}

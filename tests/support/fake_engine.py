@@ -105,6 +105,7 @@ class FakeLink:
         step_s: Duration of a step.
         script: Output tokens for a prompt, repeated; the prompt itself unless given.
         fail: Reported instead of ``Ready``.
+        held: Loading ends with ``release``, and not before.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class FakeLink:
         load_s: float = 0.0,
         script: Callable[[Submit], list[int]] | None = None,
         fail: Failed | None = None,
+        held: bool = False,
     ) -> None:
         self.info = info or fake_info()
         self.step_s = step_s
@@ -132,6 +134,9 @@ class FakeLink:
         self._scripts: dict[int, list[int]] = {}
         self._exit: asyncio.Future[int] | None = None
         self._work = asyncio.Event()
+        self._loaded = asyncio.Event()
+        if not held:
+            self.release()
         self._tell: Callable[[FromEngine], None] = lambda _: None
 
     async def run(self, on_message: Callable[[FromEngine], None]) -> int:
@@ -139,6 +144,7 @@ class FakeLink:
         self._tell = on_message
         self._exit = asyncio.get_running_loop().create_future()
         await asyncio.sleep(self.load_s)
+        await self._loaded.wait()
         if self.fail is not None:
             on_message(self.fail)
             return self.fail.exit_code
@@ -164,6 +170,10 @@ class FakeLink:
             self.waiting = [s for s in self.waiting if s.id not in message.ids]
         elif isinstance(message, Shutdown):
             self.die(0)
+
+    def release(self) -> None:
+        """Let a held load end."""
+        self._loaded.set()
 
     def kill(self) -> None:
         """As SIGKILL would."""

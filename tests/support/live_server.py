@@ -18,6 +18,7 @@ from hullspeed.server.recording import Recorder
 from hullspeed.server.service import Service, Texts
 from hullspeed.server.settings import ServerSettings
 from support.fake_engine import FakeLink, byte_texts
+from support.patience import PATIENCE_S, until
 
 # Deadlines that a machine under load does not reach; tests of a deadline set their own.
 PATIENT = ServerSettings(
@@ -67,18 +68,18 @@ class LiveServer:
 
     def client(self, **kwargs: Any) -> httpx2.Client:
         """An HTTP client for it."""
-        return httpx2.Client(base_url=self.url, timeout=120, **kwargs)
+        return httpx2.Client(base_url=self.url, timeout=PATIENCE_S, **kwargs)
 
     def start(self) -> None:
         """Start and wait until it is up; the engine may still be loading."""
         self._thread.start()
-        if not self._up.wait(10):
+        if not until(self._up.is_set):
             raise TimeoutError("the server did not come up")
 
     def stop(self) -> None:
         """Stop and wait."""
         self.call(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
     def _next_link(self) -> FakeLink:
         self.links.append(self._make_link())

@@ -182,7 +182,8 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data(), kind=st.sampled_from(sorted(FORMATS)))
 def test_damage_is_one_clear_error_or_none(tmp_path: Path, data: st.DataObject, kind: str) -> None:
