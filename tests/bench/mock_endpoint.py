@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 _CHANNELS = ("content", "reasoning_content")
@@ -23,7 +24,7 @@ class Truth:
         tokens_per_chunk: Tokens in one event.
         reasoning_tokens: So many tokens come as reasoning first.
         freeze: (token index, seconds): silence before that token.
-        stall: (from, to) seconds after the mock's start in which nothing at all is sent.
+        stall: (from, to) seconds after the first measured request in which nothing is sent.
         end: ``good``, or how the stream goes wrong after half of its tokens.
         bad_every: Only every n-th request goes wrong.
         line_end, piece_bytes, pings: How the bytes look on the wire.
@@ -61,10 +62,10 @@ class MockEndpoint:
     prompts: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     sent_s: list[list[float]] = field(default_factory=list)
+    arrived_s: list[float] = field(default_factory=list)
     in_flight_max: int = 0
     _in_flight: int = 0
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
-    _started_s: float = field(default_factory=time.perf_counter)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -112,6 +113,7 @@ class MockEndpoint:
         truth = self.truth
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         self.prompts.append(prompt)
+        self.arrived_s.append(start_s)
         self.bodies.append(body)
         sent_s: list[float] = []
         self.sent_s.append(sent_s)
@@ -148,6 +150,14 @@ class MockEndpoint:
         """Median time at which an event of the measured requests really left (warm-up aside)."""
         return statistics.median(times_s[token] for times_s in self.sent_s[1:])
 
+    def arrival_gaps_s(self) -> list[float]:
+        """Between the arrivals of the measured requests."""
+        return [after - before for before, after in pairwise(self.arrived_s[1:])]
+
+    def longest_gaps_s(self) -> list[float]:
+        """Of each measured request, the longest time between events really sent."""
+        return [max(b - a for a, b in pairwise(times_s)) for times_s in self.sent_s[1:]]
+
     def gap_s(self) -> float:
         """Mean time between events really sent."""
         return statistics.mean(
@@ -155,8 +165,8 @@ class MockEndpoint:
         )
 
     async def _until_unstalled(self) -> None:
-        if self.truth.stall:
-            since_s = time.perf_counter() - self._started_s
+        if self.truth.stall and len(self.arrived_s) > 1:
+            since_s = time.perf_counter() - self.arrived_s[1]
             if self.truth.stall[0] <= since_s < self.truth.stall[1]:
                 await asyncio.sleep(self.truth.stall[1] - since_s)
 

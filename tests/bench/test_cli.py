@@ -47,7 +47,7 @@ async def test_ctrl_c_prints_what_was_measured() -> None:
             *HULLSPEED, mock.url, *SMALL, "--concurrency", "2", "--requests", "2000", "--json",
             stdout=PIPE, stderr=PIPE,
         )  # fmt: skip
-        while len(mock.prompts) < 10:  # noqa: ASYNC110
+        while len(mock.prompts) < 10 and process.returncode is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()

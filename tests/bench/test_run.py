@@ -97,7 +97,7 @@ async def test_stopping_keeps_what_was_measured() -> None:
     async with mock_endpoint(Truth(ttft_s=0.05)) as mock:
         spec = BenchSpec(url=mock.url, isl_tokens=8, osl_tokens=2, requests=1000, concurrency=(2,))
         task = asyncio.ensure_future(run(spec, stop=stop))
-        while len(mock.prompts) < 12:  # noqa: ASYNC110
+        while len(mock.prompts) < 12 and not task.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         stop.set()
         result = await task

@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from hullspeed.hardware.catalogue import find_gpu
 from hullspeed.perf.calibration import DECODE, PROMPT
 from hullspeed.perf.fitted import FittedCost, coefficients_of, engine_of
 from support.box_endpoint import Box, serving
+from support.patience import output_of, until
 
 MODEL = "Qwen/Qwen3-8B"
 SERVED = ["calibrate", MODEL, "--gpu", "h200"]
@@ -134,11 +134,9 @@ def test_ctrl_c_keeps_nothing(folder: Path) -> None:
     with serving(box()) as live:
         command = [sys.executable, "-m", "hullspeed", *SERVED, "--endpoint", live.url, *SMALL]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            deadline_s = time.monotonic() + 60
-            while live.seen < 5 and time.monotonic() < deadline_s:
-                time.sleep(0.02)
+            assert until(lambda: live.seen >= 5)
             process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=30)
+            _, error = output_of(process)
     assert process.returncode == 130, error
     assert "Traceback" not in error
     assert list(folder.iterdir()) == []

@@ -15,6 +15,7 @@ import torch
 from hullspeed.cli.main import run
 from hullspeed.sources.files import ModelFiles
 from runtime.tiny import write_checkpoint, write_tokenizer
+from support.patience import output_of
 
 # The tiny model's: keys and values of 2 layers of 2 heads of 16 numbers; a scale is 4 bytes.
 BYTES_PER_TOKEN = {"fp32": 512, "fp16": 256, "bf16": 256, "int8": 160, "fp8": 160}
@@ -163,7 +164,7 @@ def test_ctrl_c(model: str, stage: str) -> None:
         assert process.stderr is not None
         assert any(line.startswith(stage) for line in process.stderr)
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=60)
+        out, error = output_of(process)
     assert process.returncode == 130, error
     assert "Traceback" not in error
     assert out == ""

@@ -22,6 +22,7 @@ from hullspeed.memory.layers import bytes_per_sequence, cache_layers
 from hullspeed.memory.ours import held_weights
 from hullspeed.memory.profile import engine_profile, parse_version
 from hullspeed.units import GIB, MIB
+from support.patience import calls_of
 
 Shapes = Callable[[str], ModelArch]
 H100 = GpuMemory(name="H100 SXM", total_bytes=round(79.2 * GIB), compute_capability=(9, 0))
@@ -330,12 +331,8 @@ def test_packed_and_scaled_kv(shapes: Shapes) -> None:
 
 
 def test_a_plan_is_fast(shapes: Shapes) -> None:
-    """10,000 configurations have 30 s: a plan must stay well below 3 ms."""
-    import time
-
-    arch = shapes("qwen3.5-27b")
-    start = time.process_time()
-    for _ in range(50):
-        plan_memory(arch, H100, EngineSettings(version="0.28.0", max_num_seqs=64), FP8)
-    assert (time.process_time() - start) / 50 < 0.006
+    """10,000 configurations have 30 s, 3 ms each: of memory, a core's calls in half of one."""
+    arch, settings = shapes("qwen3.5-27b"), EngineSettings(version="0.28.0", max_num_seqs=64)
+    plan_memory(arch, H100, settings, FP8)
+    assert calls_of(lambda: plan_memory(arch, H100, settings, FP8)) < 6_000
     assert MIB == 1 << 20

@@ -12,12 +12,14 @@ from hullspeed.errors import UsageError
 from hullspeed.findings import Severity
 from hullspeed.hardware.catalogue import gpus
 from hullspeed.memory.budget import Term
+from hullspeed.plan.case import Case
 from hullspeed.plan.cost import given_managed, make_cost, managed_price
 from hullspeed.plan.engines import FACTS, choose
 from hullspeed.plan.plan import make_plan
 from hullspeed.plan.remedies import find_remedies
 from hullspeed.plan.workload import Workload
 from hullspeed.units import GIB
+from support.patience import calls_of
 
 from .conftest import MakeCase
 
@@ -288,14 +290,27 @@ def test_more_bandwidth_is_never_slower(make_case: MakeCase) -> None:
     assert all(after <= before * (1 + 1e-9) for before, after in pairwise(itl))
 
 
-def test_a_sweep_takes_milliseconds_a_case(make_case: MakeCase) -> None:
-    """Bar: 10,000 configurations in 30 s of one core; 300 here, with room for a slow machine."""
-    cases = [
+def sweep(make_case: MakeCase, n_gpus: int) -> list[Case]:
+    return [
         make_case(FP8, gpu.name, context=context, concurrency=n)
-        for gpu in gpus()[:25]
+        for gpu in gpus()[:n_gpus]
         for context in (4096, 16384, 32768)
         for n in (1, 4, 16, 64)
     ]
+
+
+def test_a_sweep_takes_few_calls_a_case(make_case: MakeCase) -> None:
+    """As many as a core makes in some milliseconds, however fast it is."""
+    cases = sweep(make_case, 5)
+    make_plan(cases[0], advice=False)
+    calls = calls_of(lambda: [make_plan(case, advice=False) for case in cases])
+    assert calls / len(cases) < 50_000
+
+
+@pytest.mark.deep
+def test_a_sweep_takes_milliseconds_a_case(make_case: MakeCase) -> None:
+    """Bar: 10,000 configurations in 30 s of one core; 300 here, with room for a slow machine."""
+    cases = sweep(make_case, 25)
     start = time.process_time()
     for case in cases:
         make_plan(case, advice=False)

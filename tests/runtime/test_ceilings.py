@@ -179,7 +179,7 @@ def test_the_best_of_many_runs_is_taken() -> None:
         if calls % 2:
             time.sleep(0.004)
 
-    assert best_seconds(run, enough_s=0.02, most_s=0.2) < 0.003
+    assert best_seconds(run, enough_s=0.02, most_s=60) < 0.003
     assert calls >= 4
 
 

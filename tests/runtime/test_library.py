@@ -4,7 +4,6 @@ import asyncio
 import re
 import runpy
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hullspeed.errors import (
     SourceError,
     UsageError,
 )
+from support.patience import until
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "library.py"
@@ -32,10 +32,7 @@ def engine() -> Iterator[Engine]:
 
 
 def wait_idle(engine: Engine) -> None:
-    deadline_s = time.monotonic() + 20
-    while engine.stats.running or engine.stats.waiting:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    assert until(lambda: not engine.stats.running and not engine.stats.waiting)
     assert engine.stats.pages_used == 0
 
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,7 +34,7 @@ from hullspeed.runtime.wire import frame
 
 from .tiny import write_checkpoint, write_tokenizer
 
-START_S = 90.0  # torch is slow to import on a machine under load
+START_S = 120.0  # torch is slow to import on a machine under load
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +134,9 @@ async def test_a_whole_life(config: EngineConfig) -> None:
 
         # It beats while it is idle.
         n_beats = sum(isinstance(m, EngineStats) for m in life.messages)
-        await asyncio.sleep(1.5)
-        assert sum(isinstance(m, EngineStats) for m in life.messages) >= n_beats + 3
+        await life.until(
+            lambda: sum(isinstance(m, EngineStats) for m in life.messages) >= n_beats + 3
+        )
 
         # Interrupts are the parent's business.
         os.kill(pid, signal.SIGINT)
@@ -183,7 +183,7 @@ async def test_it_ends_when_its_parent_does(config: EngineConfig) -> None:
         data = b""
         while b"ready" not in data:
             data += ours.recv(65536)
-    assert process.wait(20) == 0
+    assert process.wait(START_S) == 0
 
 
 async def test_why_it_cannot_start(tmp_path: Path) -> None:
@@ -203,13 +203,11 @@ async def test_what_is_no_message_ends_it(tmp_path: Path) -> None:
         "import socket, sys, time\n"
         "s = socket.socket(fileno=int(sys.argv[1]))\n"
         "s.sendall(bytes([4, 0, 0, 0]) + b'evil')\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     process = EngineProcess(EngineConfig(model="m"), command=(sys.executable, str(script)))
-    begin_s = time.monotonic()
     with pytest.raises(EngineError, match="malformed"):
-        await process.run(lambda _: None)
-    assert time.monotonic() - begin_s < 30
+        await asyncio.wait_for(process.run(lambda _: None), START_S)
     assert process.pid is None
 
 

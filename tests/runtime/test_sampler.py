@@ -15,6 +15,7 @@ from hullspeed.core.sampling import SamplingParams
 from hullspeed.core.step import Sampled
 from hullspeed.runtime.draw import row_max
 from hullspeed.runtime.sampler import Sampler
+from support.patience import least_cpu_s
 
 from .sampling_reference import changed, distribution, log_softmax
 
@@ -220,17 +221,18 @@ def test_row_max_is_max(rows: int, vocab: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "limit_ms"),
+    ("params", "share"),
     [
-        (SamplingParams(temperature=0), 8),
-        (SamplingParams(temperature=1.0, seed=1), 40),
-        (SamplingParams(temperature=0.7, top_p=0.9, seed=1), 60),
-        (SamplingParams(temperature=0.7, top_k=50, seed=1), 60),
-        (SamplingParams(temperature=0, repetition_penalty=1.1), 20),
+        (SamplingParams(temperature=0), 0.04),
+        (SamplingParams(temperature=1.0, seed=1), 0.2),
+        (SamplingParams(temperature=0.7, top_p=0.9, seed=1), 0.3),
+        (SamplingParams(temperature=0.7, top_k=50, seed=1), 0.3),
+        (SamplingParams(temperature=0, repetition_penalty=1.1), 0.08),
     ],
     ids=str,
 )
-def test_a_batch_of_64_is_a_matter_of_milliseconds(params: SamplingParams, limit_ms: int) -> None:
+def test_a_batch_of_64_is_a_small_part_of_sorting_it(params: SamplingParams, share: float) -> None:
+    """1 to 20 ms where sorting the logits takes 235 ms."""
     logits = logits_of(1, 64, 49_152)
     sequences = [sequence(params, id_=i, n_output=32) for i in range(64)]
     sampler, times = Sampler(49_152), []
@@ -242,7 +244,7 @@ def test_a_batch_of_64_is_a_matter_of_milliseconds(params: SamplingParams, limit
             begin_s = time.thread_time()
             sampler.sample(work, sequences)
             times.append(time.thread_time() - begin_s)
+        sorting_s = least_cpu_s(lambda: logits.sort(dim=1), times=2)
     finally:
         torch.set_num_threads(threads)
-    # Three to four times what it takes on an idle core.
-    assert min(times) * 1e3 < limit_ms
+    assert min(times) < share * sorting_s

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from support.patience import PATIENCE_S, until
+from support.patience import PATIENCE_S, output_of, until
 from support.streams import events
 
 TESTS = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ class Served:
 
     def end(self) -> tuple[int, str]:
         """Exit code and what it wrote to standard error."""
-        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        _, errors = output_of(self.process)
         return self.process.returncode, errors
 
 
@@ -187,7 +187,7 @@ def test_a_signal_while_loading_ends_it() -> None:
 
     assert until(loading)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=PATIENCE_S)
+    out, _ = output_of(process)
     assert process.returncode == 0
     assert out == b""
 

@@ -16,7 +16,7 @@ from hullspeed.cli.main import run
 from hullspeed.twin.engine import EngineModel
 from hullspeed.twin.player import play
 from hullspeed.twin.traces import load_trace
-from support.patience import PATIENCE_S, first_line, until
+from support.patience import PATIENCE_S, first_line, output_of, until
 
 COMMAND = [sys.executable, "-c", "from hullspeed.cli.main import main; main()", "serve"]
 START_LIMIT_S = 240  # the very first start compiles kernels
@@ -45,7 +45,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str
         talk(json.loads(line)["url"], path)
     finally:
         process.terminate()
-        process.communicate(timeout=PATIENCE_S)
+        output_of(process)
     assert process.returncode == 0
     yield [json.loads(line) | {"path": path} for line in path.read_text().splitlines()]
 

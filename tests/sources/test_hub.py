@@ -17,6 +17,7 @@ from hullspeed.errors import CorruptFileError, ModelError, SourceError
 from hullspeed.sources.hub import split
 from hullspeed.sources.remote import read_remote
 from support.fake_hub import COMMIT, FakeHub, fake_hub
+from support.patience import PATIENCE_S
 
 _PULL = """
 import json, sys
@@ -44,7 +45,7 @@ def _pull(
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from hullspeed.perf.fitted import FittedCost
 from hullspeed.perf.work import Shape
+from support.patience import until
 
 _STEP_TOKENS = 8192
 
@@ -169,7 +170,8 @@ def serving(box: Box) -> Iterator[Box]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
     thread.start()
-    ready.wait(5)
+    if not until(ready.is_set):
+        raise TimeoutError("the box did not come up")
     try:
         yield box
     finally:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 # Long after any machine would have done it: the end of a wait that is in vain.
 PATIENCE_S = 120.0
 _PAUSE_S = 0.01
+
+Text = TypeVar("Text", str, bytes)
 
 
 def until(condition: Callable[[], bool], limit_s: float = PATIENCE_S) -> bool:
@@ -36,6 +39,15 @@ def first_line(process: subprocess.Popen[bytes], limit_s: float) -> bytes:
     if not until(lambda: bool(select.select([stdout], [], [], 0)[0]), limit_s):
         process.kill()
     return stdout.readline()
+
+
+def output_of(process: subprocess.Popen[Text]) -> tuple[Text, Text]:
+    """What ``process`` wrote until it ended; killed if that takes too long."""
+    for _ in range(round(PATIENCE_S)):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=1.0)
+    process.kill()
+    raise TimeoutError(f"{process.args!r} did not end")
 
 
 def calls_of(work: Callable[[], object]) -> int:

@@ -62,4 +62,5 @@ def test_time_per_token_does_not_grow(smollm2_tokenizer: Tokenizer) -> None:
         return time.thread_time() - begin_s
 
     half = len(ids) // 2
-    assert seconds(ids[:half]) > 0.2 * seconds(ids[half:])
+    first_s = seconds(ids[:half])
+    assert seconds(ids[half:]) <= 5 * first_s + 0.05  # ticks of coarse clocks

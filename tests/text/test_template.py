@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from hullspeed.errors import BrokenStackError, RequestError, UnsupportedModelError
 from hullspeed.text import template as template_module
 from hullspeed.text.template import ChatTemplate, TemplateLimits
+from support.patience import PATIENCE_S
 
 FOLDER = Path(__file__).with_name("templates")
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -154,15 +157,13 @@ HOGS = [
     "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
 ]
 QUICK = TemplateLimits(timeout_s=1.0, memory_bytes=256 * 1024 * 1024)
+PATIENT = QUICK._replace(timeout_s=5.0)  # room for renders that are to end, on any machine
 
 
 @pytest.mark.parametrize("source", HOGS)
 def test_hogs_break_a_limit_and_nothing_else(source: str) -> None:
-    with ChatTemplate(source, limits=QUICK, workers=1) as template:
-        begin_s = time.monotonic()
-        with pytest.raises(RequestError):
-            template.render({"messages": []})
-        assert time.monotonic() - begin_s < QUICK.timeout_s + 1.5
+    with ChatTemplate(source, limits=QUICK, workers=1) as template, pytest.raises(RequestError):
+        template.render({"messages": []})
 
 
 LOOP = (
@@ -172,7 +173,7 @@ LOOP = (
 
 
 def test_a_wedged_template_does_not_hold_up_others() -> None:
-    with ChatTemplate(LOOP, limits=QUICK, workers=2) as template:
+    with ChatTemplate(LOOP, limits=PATIENT, workers=2) as template:
         failures: list[Exception] = []
 
         def wedge() -> None:
@@ -184,10 +185,9 @@ def test_a_wedged_template_does_not_hold_up_others() -> None:
         thread = threading.Thread(target=wedge)
         thread.start()
         time.sleep(0.2)
-        begin_s = time.monotonic()
         assert [template.render({"wedge": False}) for _ in range(5)] == ["ok"] * 5
-        assert time.monotonic() - begin_s < 0.7
-        thread.join()
+        assert not failures
+        thread.join(PATIENCE_S)
         assert "did not finish" in str(failures[0])
         assert template.render({"wedge": False}) == "ok"
 
@@ -210,7 +210,7 @@ def test_a_killed_worker_is_replaced_and_none_is_left_behind() -> None:
 
 def test_closing_wakes_who_waits_and_leaves_nobody() -> None:
     before = set(psutil.Process().children())
-    template = ChatTemplate(LOOP, limits=QUICK, workers=1)
+    template = ChatTemplate(LOOP, limits=PATIENT._replace(timeout_s=PATIENCE_S), workers=1)
     outcomes: list[str] = []
 
     def render(wedge: bool) -> None:
@@ -222,10 +222,10 @@ def test_closing_wakes_who_waits_and_leaves_nobody() -> None:
     threads = [threading.Thread(target=render, args=(i == 0,)) for i in range(4)]
     for thread in threads:
         thread.start()
-        time.sleep(0.1)
+        time.sleep(0.2)
     template.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads)
     assert outcomes.count("the chat template is closed") == 3
     assert set(psutil.Process().children()) - before == set()
@@ -240,14 +240,21 @@ def test_a_worker_sees_no_environment_and_imports_none_of_us() -> None:
         assert not any(name.startswith(("libtorch", "_msgspec")) for name in mapped)
 
 
-def test_a_worker_starts_fast() -> None:
-    times = []
-    for _ in range(3):
-        begin_s = time.monotonic()
+def test_a_worker_starts_as_fast_as_its_imports() -> None:
+    def first_render() -> None:
         with ChatTemplate("ok", workers=1) as template:
             template.render({})
-            times.append(time.monotonic() - begin_s)
-    assert min(times) < 0.4  # 0.08 s on an idle core
+
+    def imports() -> None:
+        subprocess.run([sys.executable, "-I", "-c", "import jinja2.sandbox"], check=True)
+
+    seconds: dict[Callable[[], None], list[float]] = {first_render: [], imports: []}
+    for _ in range(5):
+        for start, taken in seconds.items():
+            begin_s = time.monotonic()
+            start()
+            taken.append(time.monotonic() - begin_s)
+    assert min(seconds[first_render]) < 3 * min(seconds[imports])
 
 
 def test_a_worker_that_cannot_start_is_a_broken_stack(

@@ -18,6 +18,7 @@ from hullspeed.runtime.config import EngineConfig
 from hullspeed.sources.files import ModelFiles
 from hullspeed.up.pipeline import STAGES, UpSpec, run
 from hullspeed.up.served import served
+from support.patience import PATIENCE_S
 
 # The only check whose outcome depends on how fast the machine is.
 TIMED_CHECKS = {"V011"}
@@ -101,7 +102,7 @@ def test_a_missed_objective_and_a_wrong_model_end_it() -> None:
 
 def test_a_report_that_could_not_be_kept_is_refused_at_once() -> None:
     command = [sys.executable, "-m", "hullspeed", "up", "--out", "/proc/nope/report"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 2
     assert "--out" in done.stderr
 
@@ -117,8 +118,8 @@ def test_sigterm_takes_the_server_along(smollm2_files: ModelFiles, tmp_path: Pat
         servers = psutil.Process(process.pid).children(recursive=True)
         assert any("serve" in server.cmdline() for server in servers)
         process.terminate()
-        assert process.wait(60) == 128 + signal.SIGTERM
-    assert not psutil.wait_procs(servers, timeout=30)[1]
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert not psutil.wait_procs(servers, timeout=PATIENCE_S)[1]
 
 
 def test_a_server_that_does_not_start_says_so_and_leaves_nothing() -> None:

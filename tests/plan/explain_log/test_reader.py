@@ -114,4 +114,5 @@ def test_long_lines_and_large_logs_stay_fast() -> None:
     text += "Available KV cache memory: 6.67 GiB\n"
     start = time.process_time()
     assert read_log(text).n_lines == 20_002
-    assert time.process_time() - start < 10
+    # A third of a second on one core of 2023; a search that turns back at each byte takes hours.
+    assert time.process_time() - start < 60
