@@ -179,14 +179,18 @@ def test_linear(bias: bool, rows: int) -> None:
     torch.testing.assert_close(half.double(), rounded, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 32, 33])
-def test_float32_products_of_few_rows_shared_by_threads(rows: int) -> None:
+@pytest.mark.parametrize("rows", [0, 1, 8, 9, 32, 33])
+@pytest.mark.parametrize("width", [7, 40, 520, 1024])
+def test_float32_products_of_few_rows_shared_by_threads(rows: int, width: int) -> None:
     torch.manual_seed(0)
-    weight, x = torch.randn(1030, 520), torch.randn(rows, 520)  # 1,030 rows are no whole fours
+    weight, x = torch.randn(1030, width), torch.randn(rows, width)  # 1,030 rows are no whole fours
     wanted = torch.nn.functional.linear(x.double(), weight.double())
     for threads in (1, 2):
-        got = CpuKernels(weight_dtype="fp32", threads=threads).linear(weight)(x)
+        linear = CpuKernels(weight_dtype="fp32", threads=threads).linear(weight)
+        got = linear(x)
         torch.testing.assert_close(got.double(), wanted, atol=1e-4, rtol=1e-5)
+        if 0 < rows < 33:  # few rows are computed each by itself
+            assert torch.equal(linear(x[rows // 2 :][:1])[0], got[rows // 2])
 
 
 @pytest.mark.parametrize("bad", [1e6, torch.inf, torch.nan])

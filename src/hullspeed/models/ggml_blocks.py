@@ -43,13 +43,13 @@ def dequantize(raw: Bytes, kind: GgmlType, out: Floats) -> None:
         )
 
 
-@kernel(math="exact")
+@kernel()
 def _half(raw: Bytes, at: int) -> np.float32:
     bits = np.uint16(raw[at]) | (np.uint16(raw[at + 1]) << np.uint16(8))
     return np.float32(half_as_float(bits))
 
 
-@kernel(math="exact")
+@kernel()
 def _q4_0(raw: Bytes, out: Floats, first: int, last: int) -> None:
     for b in range(first, last):
         block, target = raw[b * 18 : b * 18 + 18], out[b * 32 : b * 32 + 32]
@@ -60,7 +60,7 @@ def _q4_0(raw: Bytes, out: Floats, first: int, last: int) -> None:
             target[16 + i] = d * np.float32(np.int32(q >> 4) - 8)
 
 
-@kernel(math="exact")
+@kernel()
 def _q4_1(raw: Bytes, out: Floats, first: int, last: int) -> None:
     for b in range(first, last):
         block, target = raw[b * 20 : b * 20 + 20], out[b * 32 : b * 32 + 32]
@@ -71,7 +71,7 @@ def _q4_1(raw: Bytes, out: Floats, first: int, last: int) -> None:
             target[16 + i] = d * np.float32(q >> 4) + m
 
 
-@kernel(math="exact")
+@kernel()
 def _bits(raw: Bytes, at: int) -> np.uint32:
     bits = np.uint32(0)
     for i in range(4):
@@ -79,7 +79,7 @@ def _bits(raw: Bytes, at: int) -> np.uint32:
     return bits
 
 
-@kernel(math="exact")
+@kernel()
 def _q5_0(raw: Bytes, out: Floats, first: int, last: int) -> None:
     for b in range(first, last):
         block, target = raw[b * 22 : b * 22 + 22], out[b * 32 : b * 32 + 32]
@@ -92,7 +92,7 @@ def _q5_0(raw: Bytes, out: Floats, first: int, last: int) -> None:
             target[16 + i] = d * np.float32((np.int32(q >> 4) | (high_bit << 4)) - 16)
 
 
-@kernel(math="exact")
+@kernel()
 def _q5_1(raw: Bytes, out: Floats, first: int, last: int) -> None:
     for b in range(first, last):
         block, target = raw[b * 24 : b * 24 + 24], out[b * 32 : b * 32 + 32]
@@ -105,7 +105,7 @@ def _q5_1(raw: Bytes, out: Floats, first: int, last: int) -> None:
             target[16 + i] = d * np.float32(np.int32(q >> 4) | (high_bit << 4)) + m
 
 
-@kernel(math="exact")
+@kernel()
 def _q8_0(raw: Bytes, out: Floats, first: int, last: int) -> None:
     for b in range(first, last):
         block, target = raw[b * 34 : b * 34 + 34], out[b * 32 : b * 32 + 32]
@@ -114,7 +114,7 @@ def _q8_0(raw: Bytes, out: Floats, first: int, last: int) -> None:
             target[i] = np.float32(np.int8(block[2 + i])) * d
 
 
-@kernel(math="exact")
+@kernel()
 def _q2_k(raw: Bytes, out: Floats, first: int, last: int) -> None:
     for b in range(first, last):
         block, target = raw[b * 84 : b * 84 + 84], out[b * 256 : b * 256 + 256]
@@ -130,7 +130,7 @@ def _q2_k(raw: Bytes, out: Floats, first: int, last: int) -> None:
                 target[group * 16 + i] = scale * np.float32(q) - offset
 
 
-@kernel(math="exact")
+@kernel()
 def _q3_k(raw: Bytes, out: Floats, first: int, last: int) -> None:
     for b in range(first, last):
         block, target = raw[b * 110 : b * 110 + 110], out[b * 256 : b * 256 + 256]
@@ -148,7 +148,7 @@ def _q3_k(raw: Bytes, out: Floats, first: int, last: int) -> None:
                 target[group * 16 + i] = scale * np.float32(q - ((kept ^ 1) << 2))
 
 
-@kernel(math="exact")
+@kernel()
 def _scale_and_min(block: Bytes, group: int) -> tuple[np.uint8, np.uint8]:
     """Six-bit scale and minimum of group 0..7 of a Q4_K or Q5_K block."""
     if group < 4:
@@ -159,7 +159,7 @@ def _scale_and_min(block: Bytes, group: int) -> tuple[np.uint8, np.uint8]:
     return scale, minimum
 
 
-@kernel(math="exact")
+@kernel()
 def _q4_k(raw: Bytes, out: Floats, first: int, last: int) -> None:
     for b in range(first, last):
         block, target = raw[b * 144 : b * 144 + 144], out[b * 256 : b * 256 + 256]
@@ -173,7 +173,7 @@ def _q4_k(raw: Bytes, out: Floats, first: int, last: int) -> None:
                 target[group * 32 + i] = scale * np.float32(q) - offset
 
 
-@kernel(math="exact")
+@kernel()
 def _q5_k(raw: Bytes, out: Floats, first: int, last: int) -> None:
     for b in range(first, last):
         block, target = raw[b * 176 : b * 176 + 176], out[b * 256 : b * 256 + 256]
@@ -188,7 +188,7 @@ def _q5_k(raw: Bytes, out: Floats, first: int, last: int) -> None:
                 target[group * 32 + i] = scale * np.float32(q | (high << 4)) - offset
 
 
-@kernel(math="exact")
+@kernel()
 def _q6_k(raw: Bytes, out: Floats, first: int, last: int) -> None:
     for b in range(first, last):
         block, target = raw[b * 210 : b * 210 + 210], out[b * 256 : b * 256 + 256]

@@ -41,7 +41,7 @@ def attend_parallel(
         )  # fmt: skip
 
 
-@kernel(math="exact")
+@kernel()
 def attend(
     q: Floats, out: Floats, keys: Codes, values: Codes, key_scales: Floats, value_scales: Floats,
     positions: Ints, page_table: Ints, items: Ints, first: int, last: int, scale: np.float32,
@@ -111,7 +111,7 @@ def attend(
                 target[d] = mixed[row, d] * scale_out
 
 
-@kernel(math="exact")
+@kernel()
 def _pack(
     q: Floats, token: int, n_tokens: int, head: int, group: int, scale: np.float32, packed: Floats
 ) -> None:
@@ -123,7 +123,7 @@ def _pack(
                 target[d] = source[d] * scale
 
 
-@kernel(math="exact")
+@kernel()
 def _online_softmax(
     scores: Floats, mixed: Floats, highest: Floats, total: Floats, row: int, low: int, high: int
 ) -> None:

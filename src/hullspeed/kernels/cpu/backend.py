@@ -165,7 +165,7 @@ class CpuKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, delta: Tensor | None) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
         out = torch.empty_like(x)
-        n = len(x)
+        n = x.shape[0]
         a, w, o, e = x.numpy(), weight.numpy(), out.numpy(), np.float32(eps)
         parts = self._parts(n)
         if delta is None:
@@ -189,7 +189,7 @@ class CpuKernels:
         kv: KvPages,
     ) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
-        n = len(qkv)
+        n = qkv.shape[0]
         q = torch.empty(n, shape.q_heads, shape.head_dim)
         args = (
             qkv.numpy(), q.numpy(), *_pools(kv),
@@ -215,7 +215,7 @@ class CpuKernels:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
-        out = torch.empty(len(q), shape.q_heads * shape.head_dim)
+        out = torch.empty(q.shape[0], shape.q_heads * shape.head_dim)
         items, buckets = plan.items_for(shape)
         batch = plan.batch
         args = (
@@ -237,7 +237,7 @@ class CpuKernels:
 
     def activate(self, gate_up: Tensor, activation: Activation, limit: float = 0.0) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
-        n = len(gate_up)
+        n = gate_up.shape[0]
         out = torch.empty(n, gate_up.shape[1] // 2)
         parts = self._parts(n)
         if activation == "gelu_tanh":
@@ -271,13 +271,13 @@ class CpuKernels:
 
     def convolve(self, x: Tensor, plan: CpuPlan, weight: Tensor, states: StateSlots) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
-        out = torch.empty(len(x), weight.shape[1])
+        out = torch.empty(x.shape[0], weight.shape[1])
         batch = plan.batch
         args = (
             x.numpy(), weight.numpy(), batch.span_starts, batch.read_slots, batch.write_slots,
             states.inputs.numpy(), out.numpy(),
         )  # fmt: skip
-        if self._parts(len(x)) > 1:
+        if self._parts(x.shape[0]) > 1:
             delta.convolve_parallel(*args, self.threads)
         else:
             delta.convolve(*args, 0, weight.shape[1])
@@ -293,7 +293,7 @@ class CpuKernels:
         states: StateSlots,
     ) -> Tensor:
         """See :class:`hullspeed.kernels.base.Kernels`."""
-        n = len(qkv)
+        n = qkv.shape[0]
         out = torch.empty(n, shape.v_heads * shape.v_dim)
         decay, beta = np.empty((2, n, shape.v_heads), np.float32)
         x, batch = qkv.numpy(), plan.batch

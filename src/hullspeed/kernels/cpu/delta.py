@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hullspeed.kernels.cpu.delta_tile import NARROW, WIDE, make_read, make_step
+from hullspeed.kernels.cpu.dots import dot_of
 from hullspeed.kernels.cpu.formats import LANES
 from hullspeed.kernels.cpu.jit import kernel
 from hullspeed.kernels.cpu.simd import exp
@@ -78,7 +79,7 @@ def _copy(source: Floats, target: Floats) -> None:
         target[c] = source[c]
 
 
-@kernel()
+@kernel(math="fused")
 def _add_product(a: Floats, b: Floats, total: Floats) -> None:
     for c in range(len(total)):
         total[c] += a[c] * b[c]
@@ -107,10 +108,7 @@ def prepare(
     for t in range(first, last):
         for head in range(2 * k_heads):
             row = qkv[t, head * k_dim : (head + 1) * k_dim]
-            square = np.float32(0)
-            for d in range(k_dim):
-                square += row[d] * row[d]
-            factor = one / np.sqrt(square + _NORM_EPS)
+            factor = one / np.sqrt(dot_of(row, row, k_dim) + _NORM_EPS)
             if head < k_heads:
                 factor *= scale
             for d in range(k_dim):

@@ -20,7 +20,7 @@ from numba.core import cgutils as untyped_cgutils
 from numba.core import types
 
 from hullspeed.kernels.cpu.formats import LANES
-from hullspeed.kernels.cpu.simd import TILE_VECTORS, intrinsic
+from hullspeed.kernels.cpu.simd import TILE_VECTORS, fma, intrinsic
 
 cgutils: Any = untyped_cgutils
 
@@ -31,7 +31,6 @@ NARROW, WIDE = (2, 8) if TILE_VECTORS > 1 else (1, 2)
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _INT = ir.IntType(64)
-_CONTRACT = ("contract",)
 
 
 def make_read(vectors: int) -> Callable[..., Any]:
@@ -55,7 +54,7 @@ def make_read(vectors: int) -> Callable[..., Any]:
                 key = ops.scalar(keys, loop.index)
                 for v, total in enumerate(sums):
                     row = ops.load(s, loop.index, args[2], v)
-                    builder.store(ops.fma(key, row, builder.load(total)), total)
+                    builder.store(fma(builder, key, row, builder.load(total)), total)
             for v, total in enumerate(sums):
                 ops.store(builder.load(total), out, _INT(0), _INT(0), v)
             return context.get_dummy_value()
@@ -107,11 +106,11 @@ def _step_codegen(vectors: int, *, ahead: bool) -> Callable[..., Any]:
             n = ops.scalar(following, loop.index) if ahead else None
             for v in range(vectors):
                 row = builder.fmul(decay, ops.load(source, loop.index, lds, v))
-                row = ops.fma(k, change[v], row)
+                row = fma(builder, k, change[v], row)
                 ops.store(row, target, loop.index, lds, v)
-                builder.store(ops.fma(r, row, builder.load(outs[v])), outs[v])
+                builder.store(fma(builder, r, row, builder.load(outs[v])), outs[v])
                 if ahead:
-                    builder.store(ops.fma(n, row, builder.load(nexts[v])), nexts[v])
+                    builder.store(fma(builder, n, row, builder.load(nexts[v])), nexts[v])
         for v in range(vectors):
             ops.store(builder.load(outs[v]), out, _INT(0), _INT(0), v)
             if ahead:
@@ -143,13 +142,6 @@ class _Ops:
         for total in sums:
             self._builder.store(ir.Constant(_VECTOR, None), total)
         return sums
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """``a * b + c``, rounded once on every machine, so that results do not depend on it."""
-        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-        name = f"llvm.fma.v{LANES}f32"
-        function = cgutils.get_or_insert_function(self._builder.module, kind, name)
-        return self._builder.call(function, [a, b, c])
 
     def broadcast(self, scalar: Any) -> Any:
         """A vector of equal lanes."""

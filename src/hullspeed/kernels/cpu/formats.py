@@ -131,7 +131,7 @@ _FP8_SUBNORMALS = np.float32(2.0**9)  # of them in 1
 _FP8_BIAS = np.int32((127 - 7) << 3)
 
 
-@kernel(math="exact")
+@kernel()
 def encode(x: NDArray[np.float32], kind: int, codes: NDArray[np.int32]) -> np.float32:
     """Codes of a vector ``[D]`` in format ``kind``, and its scale (1 for formats without), as
     :func:`hullspeed.kernels.kv_codes.encode` rounds.
@@ -166,7 +166,7 @@ def encode(x: NDArray[np.float32], kind: int, codes: NDArray[np.int32]) -> np.fl
     return scale
 
 
-@kernel(math="exact")
+@kernel()
 def _to_fp8(x: np.float32) -> np.int32:
     """The e4m3 code of a finite ``x``, to nearest, ties to even, at most 448."""
     bits = _bits(x)
@@ -181,7 +181,7 @@ def _to_fp8(x: np.float32) -> np.int32:
     return code
 
 
-@kernel(math="exact")
+@kernel()
 def times(scores: NDArray[np.float32], rows: int, scales: NDArray[np.float32], factor: np.float32
 ) -> None:  # fmt: skip
     """Multiply column j of the first ``rows`` rows by ``scales[j] * factor``."""

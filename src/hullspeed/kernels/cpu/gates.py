@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hullspeed.kernels.base import SWIGLU_ALPHA
+from hullspeed.kernels.cpu.dots import dot_of
 from hullspeed.kernels.cpu.jit import kernel
 from hullspeed.kernels.cpu.simd import exp
 
@@ -64,9 +65,7 @@ def gated_norm(x: Floats, gate: Floats, offset: int, weight: Floats, eps: np.flo
         for start in range(0, x.shape[1], width):
             line = x[t, start : start + width]
             factor = gate[t, offset + start : offset + start + width]
-            square = np.float32(0)
-            for i in range(width):
-                square += line[i] * line[i]
+            square = dot_of(line, line, width)
             scale = one / np.sqrt(square / np.float32(width) + eps)
             for i in range(width):
                 squashed = factor[i] / (one + exp(-factor[i]))

@@ -28,7 +28,7 @@ _CACHE_BYTES = 400_000  # of activations read again for each panel: they stay in
 _PARALLEL_QUANTIZE = 32  # rows
 
 
-@kernel(math="exact")
+@kernel()
 def _quantize(
     x: Floats, codes: Shorts, scale: Floats, total: Floats, first: int, last: int
 ) -> None:
@@ -38,7 +38,7 @@ def _quantize(
         quantize_block(x, b * BLOCK, codes, scale, total, b)
 
 
-@kernel(math="exact")
+@kernel()
 def _multiply(
     x: Shorts, scale: Floats, total: Floats, weight: Bytes, bits: int, bias: Floats, out: Floats,
     first: int, last: int,
@@ -60,7 +60,7 @@ def _multiply(
                 )  # fmt: skip
 
 
-@kernel(math="exact")
+@kernel()
 def _tile(
     left: int, bits: int, x: Shorts, x0: int, scale: Floats, total: Floats, s0: int, blocks: int,
     w: Bytes, w0: int, bias: Floats, b0: int, c: Floats, c0: int, ldc: int,
@@ -86,7 +86,7 @@ def _tile(
     return _ROWS if left >= _ROWS else 4 if left >= 4 else 2 if left >= 2 else 1
 
 
-@kernel(math="exact")
+@kernel()
 def linear(x: Floats, weight: Bytes, bits: int, bias: Floats, out: Floats) -> None:
     """``out[T, N] = x[T, K] @ weight.T + bias`` for a packed weight with codes of ``bits`` bits."""
     rows, blocks = len(x), x.shape[1] // BLOCK
@@ -96,7 +96,7 @@ def linear(x: Floats, weight: Bytes, bits: int, bias: Floats, out: Floats) -> No
     _multiply(codes, scale, total, weight, bits, bias, out, 0, out.shape[1] // PANEL)
 
 
-@kernel(parallel=True, math="exact")
+@kernel(parallel=True)
 def linear_parallel(
     x: Floats, weight: Bytes, bits: int, bias: Floats, out: Floats, n_parts: int
 ) -> None:

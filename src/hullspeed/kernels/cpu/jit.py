@@ -14,15 +14,13 @@ import numba
 from hullspeed.sources.cache import cache_dir
 
 # What LLVM may assume. "exact": IEEE as written. "fused": multiply and add may become one.
-# "sums": sums in any order, too; infinities and NaNs stay, so that a broken model shows NaN.
-# "finite": neither occurs, without which a maximum does not vectorise.
-Math = Literal["exact", "fused", "sums", "finite"]
-_SUMS = {"reassoc", "contract", "arcp", "nsz"}
+# "finite": neither infinities nor NaNs occur, without which a maximum does not vectorise. Nothing
+# lets it reorder a sum: how it would depends on what else a process has compiled.
+Math = Literal["exact", "fused", "finite"]
 _FLAGS: dict[str, Any] = {
     "exact": False,
     "fused": {"contract"},
-    "sums": _SUMS,
-    "finite": {*_SUMS, "nnan", "ninf"},
+    "finite": {"nnan", "ninf", "nsz"},
 }
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,7 +30,7 @@ config: Any = numba.config
 config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
-def kernel(*, parallel: bool = False, math: Math = "sums") -> Callable[[F], F]:
+def kernel(*, parallel: bool = False, math: Math = "exact") -> Callable[[F], F]:
     """Decorator: compile for this CPU at the first call, without the GIL, and keep the result.
 
     Args:

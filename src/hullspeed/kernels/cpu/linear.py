@@ -54,16 +54,17 @@ class Fp32Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, threads: int = 1) -> None:
         self._weight, self._bias, self._threads = weight.contiguous(), bias, threads
+        self._rows = self._weight.numpy()
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[T, in]`` to ``[T, out]``."""
-        if len(x) > thin_gemm.MAX_ROWS:
+        n, weight = x.shape[0], self._rows
+        if n > thin_gemm.MAX_ROWS:
             return F.linear(x, self._weight, self._bias)
-        weight = self._weight.numpy()
-        out = torch.empty(len(x), len(weight))
+        out = torch.empty(n, weight.shape[0])
         args = x.contiguous().numpy(), weight, out.numpy()
-        if self._threads > 1 and len(x) * weight.size >= _PARALLEL_PRODUCTS:
+        if self._threads > 1 and n * weight.size >= _PARALLEL_PRODUCTS:
             thin_gemm.linear_parallel(*args, self._threads)
         else:
-            thin_gemm.linear(*args, 0, len(weight))
+            thin_gemm.linear(*args, 0, weight.shape[0])
         return out if self._bias is None else out.add_(self._bias)

@@ -11,9 +11,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from hullspeed.kernels.cpu.dots import dot_of
 from hullspeed.kernels.cpu.formats import FP32, encode, kind_of
 from hullspeed.kernels.cpu.jit import kernel
-from hullspeed.kernels.cpu.simd import exp, total_of
+from hullspeed.kernels.cpu.simd import exp
 
 Floats = NDArray[np.float32]
 
@@ -25,9 +26,7 @@ def rms_norm(
     """``out = weight * x / sqrt(mean(x^2) + eps)`` for rows ``[H]``."""
     width = x.shape[1]
     for t in range(first, last):
-        square = np.float32(0)
-        for i in range(width):
-            square += x[t, i] * x[t, i]
+        square = dot_of(x[t], x[t], width)
         scale = np.float32(1.0) / np.sqrt(square / np.float32(width) + eps)
         for i in range(width):
             out[t, i] = weight[i] * (x[t, i] * scale)
@@ -40,11 +39,9 @@ def add_rms_norm(
     """``x += delta``, then as :func:`rms_norm`."""
     width = x.shape[1]
     for t in range(first, last):
-        square = np.float32(0)
         for i in range(width):
-            value = x[t, i] + delta[t, i]
-            x[t, i] = value
-            square += value * value
+            x[t, i] += delta[t, i]
+        square = dot_of(x[t], x[t], width)
         scale = np.float32(1.0) / np.sqrt(square / np.float32(width) + eps)
         for i in range(width):
             out[t, i] = weight[i] * (x[t, i] * scale)
@@ -106,19 +103,18 @@ def rotate_and_store(
                 value_scales[page, g, offset] = scale
 
 
-@kernel(math="exact")
+@kernel()
 def _rotate(
     row: Floats, start: int, norm: Floats, eps: np.float32, cos: Floats, sin: Floats, out: Floats
 ) -> None:
     """One head: ``row[start : start + D]`` normed and rotated into ``out`` ``[D]``."""
     dim, half = len(out), len(cos)
     if len(norm):
-        for d in range(dim):
-            out[d] = row[start + d] * row[start + d]
-        square = total_of(out, dim)
+        head = row[start : start + dim]
+        square = dot_of(head, head, dim)
         scale = np.float32(1.0) / np.sqrt(square / np.float32(dim) + eps)
         for d in range(dim):
-            out[d] = norm[d] * (row[start + d] * scale)
+            out[d] = norm[d] * (head[d] * scale)
     else:
         for d in range(dim):
             out[d] = row[start + d]

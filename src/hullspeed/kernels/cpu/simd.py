@@ -102,7 +102,7 @@ def _tile_codegen(rows: int, vectors: int) -> Callable[..., Any]:
                 load_floats(builder, code(b, loop.index, ldb, v), element) for v in range(vectors)
             ]
             for v in range(0, vectors if rows < TILE_ROWS else 0, line_vectors):
-                _prefetch(builder, code(soon, loop.index, _INT(vectors * LANES), v))
+                prefetch(builder, code(soon, loop.index, _INT(vectors * LANES), v))
             for r in range(rows):
                 offset = builder.add(builder.mul(_INT(r), lda), loop.index)
                 scalar = _broadcast(builder, builder.load(builder.gep(a, [offset])))
@@ -119,13 +119,23 @@ def _tile_codegen(rows: int, vectors: int) -> Callable[..., Any]:
     return codegen
 
 
-def _prefetch(builder: Any, address: Any) -> None:
-    """Fetch one cache line for reading into L2: L1 is full of the page at hand."""
+def prefetch(builder: Any, address: Any) -> None:
+    """Emit: fetch one cache line for reading into L2 (L1 is full of what is at hand)."""
     word = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), word, word, word])
     fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     line = builder.bitcast(address, ir.IntType(8).as_pointer())
     builder.call(fetch, [line, word(0), word(2), word(1)])
+
+
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Emit: ``a * b + c`` of floats or vectors, rounded once on every machine, so that results do
+    not depend on it.
+    """
+    kind = a.type
+    name = "llvm.fma.f32" if kind == _FLOAT else f"llvm.fma.v{kind.count}f32"
+    signature = ir.FunctionType(kind, [kind] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), [a, b, c])
 
 
 def _broadcast(builder: Any, scalar: Any) -> Any:
@@ -162,14 +172,19 @@ def total_of(typingctx: Any, line: Any, n: Any) -> Any:
             value = builder.load(builder.bitcast(place, _VECTOR.as_pointer()))
             value.align = 4
             builder.store(builder.fadd(builder.load(sums), value), sums)
-        total, width = builder.load(sums), LANES
-        while width > 1:
-            width //= 2
-            halves = [_lanes(builder, total, range(first, first + width)) for first in (0, width)]
-            total = builder.fadd(*halves)
-        return builder.extract_element(total, ir.IntType(32)(0))
+        return folded(builder, builder.load(sums))
 
     return types.float32(line, types.intp), codegen
+
+
+def folded(builder: Any, vector: Any) -> Any:
+    """Emit: the sum of a vector's lanes, halves onto halves."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        halves = [_lanes(builder, vector, range(first, first + width)) for first in (0, width)]
+        vector = builder.fadd(*halves)
+    return builder.extract_element(vector, ir.IntType(32)(0))
 
 
 def _lanes(builder: Any, vector: Any, which: range) -> Any:

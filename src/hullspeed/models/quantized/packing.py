@@ -44,7 +44,7 @@ def nibbles(packed: NDArray[np.uint8]) -> Codes:
     return codes
 
 
-@kernel(math="exact")
+@kernel()
 def _unpack(words: Words, bits: int, codes: Codes) -> None:
     mask = np.uint64(2**bits - 1)
     for r in range(codes.shape[0]):

@@ -73,7 +73,7 @@ class QuantizedTensor:
 _NO_ZEROS = np.zeros((0, 0), np.float32)
 
 
-@kernel(math="exact")
+@kernel()
 def _by_block(
     codes: NDArray[np.uint8],
     levels: Floats,
@@ -93,7 +93,7 @@ def _by_block(
                 target[c] = (levels[row[c]] - zero) * scale
 
 
-@kernel(math="exact")
+@kernel()
 def _by_column(
     codes: NDArray[np.uint8],
     levels: Floats,
