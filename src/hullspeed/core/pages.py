@@ -47,6 +47,11 @@ class Pool:
             return len(self._free)
         return min(len(self._free), self.budget.free_bytes // self._piece_bytes)
 
+    @property
+    def n_taken(self) -> int:
+        """Pieces with an owner."""
+        return self.size - len(self._free)
+
     def take(self, n: int) -> list[int]:
         """``n`` free pieces, each with one owner: the caller, who made sure that they exist."""
         if n > self.n_free:

@@ -7,6 +7,7 @@ break-even           = the utilization at which both ways cost the same
 
 from __future__ import annotations
 
+import math
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -123,7 +124,7 @@ def given_managed(usd_in: float, usd_out: float) -> ManagedPrice:
     Raises:
         UsageError: for negative prices or two zeros.
     """
-    if usd_in < 0 or usd_out < 0 or usd_in + usd_out == 0:
+    if not (usd_in >= 0 and usd_out >= 0 and 0 < usd_in + usd_out < math.inf):
         raise UsageError("managed prices must be above 0", seen=(usd_in, usd_out))
     return ManagedPrice(
         usd_per_m_input=usd_in, usd_per_m_output=usd_out, date="now", source="given"

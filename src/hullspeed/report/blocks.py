@@ -37,12 +37,14 @@ class Table:
     Attributes:
         text_columns: How many columns on the left hold words; the others hold numbers and are set
             to the right.
+        wide: Its cells are short and many: better wide than folded.
     """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
     text_columns: int = 1
+    wide: bool = False
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -118,12 +120,13 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of a plot; ``marked`` ones are filled."""
+    """A point of a plot; ``marked`` ones are filled, ``mark`` stands beside it."""
 
     x: float
     y: float
     label: str = ""
     marked: bool = False
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Series over common axes that start at zero; pages draw it, terminals leave it out."""
+    """Series over common axes; pages draw it, terminals leave it out. Axes start at zero, those of
+    points that lie decades apart are logarithmic.
+    """
 
     x_label: str
     y_label: str

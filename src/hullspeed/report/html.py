@@ -159,6 +159,7 @@ def _percentiles(block: Percentiles) -> str:
     low, decades = math.log10(ticks[0]), math.log10(ticks[-1] / ticks[0])
     left, width, row_height = 190, 640, 44
     height = len(block.series) * row_height + 30
+    marked = ", ".join(labels)
 
     def at(value: float) -> float:
         return left + (math.log10(max(value, ticks[0])) - low) / decades * width
@@ -169,6 +170,9 @@ def _percentiles(block: Percentiles) -> str:
         f"{tick:,g}</text>"
         for tick in ticks
     ]
+    parts.append(
+        f'<text x="0" y="{height - 5}" font-size="12">{escape(block.unit)}; {escape(marked)}</text>'
+    )
     for i, (name, series) in enumerate(block.series.items()):
         y = 22 + i * row_height
         parts.append(f'<text x="0" y="{y + 4}" font-size="14">{escape(name)}</text>')

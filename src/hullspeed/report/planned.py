@@ -19,6 +19,7 @@ from hullspeed.report.blocks import (
     Table,
     number,
 )
+from hullspeed.report.nearest import nearest_table
 from hullspeed.units import format_bytes, format_seconds, format_tokens
 
 
@@ -176,7 +177,7 @@ def _speed(speed: Speed) -> tuple[Block, ...]:
     )
     blocks: list[Block] = [table, Paragraph(text), Bullets(tuple(_limits(speed)))]
     if speed.nearest:
-        blocks.append(_nearest(speed))
+        blocks.append(nearest_table(speed.nearest))
     return tuple(blocks)
 
 
@@ -195,25 +196,6 @@ def _limits(speed: Speed) -> list[str]:
             "meet the objective"
         )
     return lines
-
-
-def _nearest(speed: Speed) -> Table:
-    rows = tuple(
-        (
-            f"{point.model} {point.quant}, {point.tp} x {point.gpu}",
-            f"{point.engine} {point.version}".strip() + (" +MTP" if point.speculative else ""),
-            f"{point.isl:,}/{point.osl:,} x {point.concurrency}",
-            format_seconds(point.ttft_s),
-            format_seconds(point.tpot_s),
-            point.source.split("@")[0][:60],
-        )
-        for point in speed.nearest
-    )
-    return Table(
-        header=("nearest measured points", "engine", "load", "TTFT", "TPOT", "source"),
-        rows=rows,
-        text_columns=3,
-    )
 
 
 def _quantity(q: Quantity) -> tuple[str, str, str]:

@@ -1,11 +1,13 @@
-"""Reports of simulations: one in full, several beside each other, cache policies in a table."""
+"""Reports of simulations: one configuration in full, cache policies in a table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from hullspeed.findings import Finding
 from hullspeed.report.blocks import (
     Block,
+    Findings,
     Paragraph,
     Percentiles,
     Plot,
@@ -16,10 +18,13 @@ from hullspeed.report.blocks import (
     Table,
     number,
 )
+from hullspeed.report.nearest import nearest_table
 from hullspeed.twin.cache_rows import CacheRow
+from hullspeed.twin.certainty import Certainty
 from hullspeed.twin.played import Moment
-from hullspeed.twin.question import Capacity, Outcome
-from hullspeed.twin.summary import Summary
+from hullspeed.twin.question import Capacity
+from hullspeed.twin.summary import Objective, Summary
+from hullspeed.units import format_seconds
 
 
 def simulation_report(
@@ -28,23 +33,63 @@ def simulation_report(
     timeline: Sequence[Moment],
     n_pages: int,
     capacity: Capacity | None,
+    objective: Objective,
+    sure: Certainty,
+    findings: Sequence[Finding],
     notes: Sequence[str],
 ) -> Report:
     """One configuration."""
     sections = [
-        Section("Latency", (_latency(summary),)),
+        Section("Latency", (_latency(summary), _intervals(summary, sure))),
         Section("Load", (_load(summary),)),
-        Section("Memory over time", (_memory(timeline, n_pages), _memory_table(timeline, n_pages))),
+        Section(
+            "Memory over time", (*_memory(timeline, n_pages), _memory_table(timeline, n_pages))
+        ),
     ]
     if capacity is not None:
         sections.insert(0, Section("Capacity", (Paragraph(_capacity(capacity)),)))
-    if notes:
-        sections.append(Section("What this rests on", tuple(Paragraph(note) for note in notes)))
-    verdict = (
-        f"{summary.attained:.1%} of requests keep the objective; goodput "
-        f"{number(summary.goodput_per_s)} of {number(summary.requests_per_s)} requests/s"
-    )
+    if findings:
+        sections.insert(0, Section("Findings", (Findings(tuple(findings)),)))
+    rests: list[Block] = [Paragraph(note) for note in notes]
+    if sure.nearest:
+        rests.append(nearest_table(sure.nearest))
+    if rests:
+        sections.append(Section("What this rests on", tuple(rests)))
+    verdict = _verdict(summary, objective)
     return Report(title=title, verdict=verdict, ok=summary.meets, sections=tuple(sections))
+
+
+def _verdict(summary: Summary, objective: Objective) -> str:
+    if not summary.requests:
+        return f"all {summary.refused:,} requests are refused: longer than the context or the pool"
+    refused = f"; {summary.refused:,} are refused" if summary.refused else ""
+    if not objective.given:
+        return f"{number(summary.requests_per_s)} requests/s; no objective was given{refused}"
+    return (
+        f"{summary.attained:.1%} of requests keep the objective; goodput "
+        f"{number(summary.goodput_per_s)} of {number(summary.requests_per_s)} requests/s{refused}"
+    )
+
+
+def _intervals(summary: Summary, sure: Certainty) -> Block:
+    """The main figures with what they may really be."""
+    figures = (
+        ("TTFT p50", "ttft_s", summary.ttft_s.get("p50")),
+        ("TPOT p50", "tpot_s", summary.tpot_s.get("p50")),
+        ("output", "output_tokens_per_s", summary.output_tokens_per_s),
+    )
+    rows = []
+    for name, key, value in figures:
+        if value is None:
+            continue
+        show = format_seconds if key.endswith("_s") and key != "output_tokens_per_s" else _per_s
+        low, high = sure.intervals[key]
+        rows.append((name, show(value), f"{show(low)} to {show(high)}"))
+    return Table(header=("", "simulated", f"{sure.share} % interval"), rows=tuple(rows))
+
+
+def _per_s(value: float) -> str:
+    return f"{number(value)} tok/s"
 
 
 def _latency(summary: Summary) -> Block:
@@ -74,6 +119,11 @@ def _load(summary: Summary) -> Block:
         ("preemptions", str(summary.preemptions)),
         ("most running, waiting", f"{summary.running_peak}, {summary.waiting_peak}"),
         ("pages held by running sequences, at most", f"{summary.memory_peak:.0%}"),
+        *(
+            [("recurrent states, at most", f"{summary.states_peak:.0%} of the pool")]
+            if summary.states_peak
+            else []
+        ),
         ("engine busy", f"{summary.busy:.0%}"),
     ]
     if summary.usd_per_hour is not None:
@@ -90,21 +140,38 @@ def _money(value: float | None) -> str:
     return "-" if value is None else number(value)
 
 
-def _memory(timeline: Sequence[Moment], n_pages: int) -> Block:
-    lines = (
-        ("held by running sequences, %", lambda m: 100 * m.pages_in_use / n_pages),
-        ("cached prefixes, %", lambda m: 100 * m.pages_cached / n_pages),
+def _memory(timeline: Sequence[Moment], n_pages: int) -> tuple[Block, ...]:
+    """Memory and queue apart: a share and a count have no axis in common."""
+    shares = [
+        ("pages of running sequences", lambda m: 100 * m.pages_in_use / n_pages),
+        ("pages of cached prefixes", lambda m: 100 * m.pages_cached / n_pages),
+    ]
+    if any(m.states_share for m in timeline):
+        shares.append(("recurrent states, running and cached", lambda m: 100 * m.states_share))
+    counts = (
+        ("running requests", lambda m: float(m.running)),
         ("waiting requests", lambda m: float(m.waiting)),
     )
-    series = tuple(
-        Series(name, tuple(Point(m.at_s, value(m)) for m in timeline), line=True)
-        for name, value in lines
-    )
-    return Plot(x_label="seconds", y_label="", series=series, caption="pages over time")
+
+    def series(
+        lines: Iterable[tuple[str, Callable[[Moment], float]]],
+    ) -> tuple[Series, ...]:
+        return tuple(
+            Series(name, tuple(Point(m.at_s, value(m)) for m in timeline), line=True)
+            for name, value in lines
+        )
+
+    return (
+        Plot(x_label="seconds", y_label="% of the pool", series=series(shares),
+             caption="memory over time"),
+        Plot(x_label="seconds", y_label="requests", series=series(counts),
+             caption="requests over time"),
+    )  # fmt: skip
 
 
 def _memory_table(timeline: Sequence[Moment], n_pages: int) -> Block:
     step = max(1, len(timeline) // 10)
+    states = any(m.states_share for m in timeline)
     rows = tuple(
         (
             number(m.at_s),
@@ -112,11 +179,12 @@ def _memory_table(timeline: Sequence[Moment], n_pages: int) -> Block:
             str(m.waiting),
             f"{m.pages_in_use / n_pages:.0%}",
             f"{m.pages_cached / n_pages:.0%}",
+            *((f"{m.states_share:.0%}",) if states else ()),
         )
         for m in timeline[::step]
     )
     header = ("seconds", "running", "waiting", "pages held", "pages cached")
-    return Table(header=header, rows=rows, text_columns=0)
+    return Table(header=(*header, "states") if states else header, rows=rows, text_columns=0)
 
 
 def _capacity(capacity: Capacity) -> str:
@@ -124,78 +192,6 @@ def _capacity(capacity: Capacity) -> str:
         return "No load keeps the objective: a single request misses it, or nearly."
     edge = "more misses it" if capacity.bounded else "more was not tried"
     return f"{number(capacity.load)} {capacity.unit} keep the objective; {edge}."
-
-
-def sweep_report(
-    title: str,
-    outcomes: Sequence[Outcome],
-    front: set[str],
-    *,
-    ranked: bool = False,
-    limit: int = 60,
-) -> Report:
-    """Configurations beside each other, those that no other beats marked ``*``; a ranking goes by
-    goodput, best first.
-    """
-    shown = sorted(outcomes, key=_rank) if ranked else list(outcomes)
-    if len(shown) > limit:
-        shown = sorted(shown, key=lambda o: (o.label not in front, _rank(o)))
-    cut = shown[:limit]
-    header = (
-        "", "*", "TTFT ms", "p99", "TPOT ms", "good/s", "hits", "preempt", "$/M out",
-    )  # fmt: skip
-    rows = tuple(_row(outcome, outcome.label in front) for outcome in cut)
-    left_out = f"; {len(shown) - len(cut)} more in --json" if len(shown) > len(cut) else ""
-    caption = f"{len(outcomes)} configurations, medians; * no other is better in all{left_out}"
-    table = Table(header=header, rows=rows, caption=caption)
-    plot = Plot(
-        x_label="dollars per million output tokens",
-        y_label="TTFT p99, s",
-        series=(Series("filled: no other is better in everything", _points(outcomes, front)),),
-        caption="cost against latency",
-    )
-    good = [o for o in outcomes if o.summary is not None and o.summary.meets]
-    verdict = f"{len(good)} of {len(outcomes)} configurations keep the objective"
-    sections = [Section("Compared", (table, plot))]
-    first = next((outcome for outcome in shown if outcome.cost_source), None)
-    if first is not None:
-        rests = f"Steps of {first.label}: {first.cost_source}. Of the others: --json."
-        sections.append(Section("What this rests on", (Paragraph(rests),)))
-    return Report(title=title, verdict=verdict, ok=bool(good), sections=tuple(sections))
-
-
-def _rank(outcome: Outcome) -> tuple[float, float, str]:
-    summary = outcome.summary
-    if summary is None:
-        return (1.0, 0.0, outcome.label)
-    return (-summary.goodput_per_s, summary.ttft_s.get("p99", 0.0), outcome.label)
-
-
-def _row(outcome: Outcome, on_front: bool) -> tuple[str, ...]:
-    summary = outcome.summary
-    if summary is None or not summary.requests:
-        why = outcome.error or "every request was refused"
-        return (f"{outcome.label}: {why}", *[""] * 8)
-    tpot = summary.tpot_s
-    return (
-        outcome.label,
-        "*" if on_front else "",
-        number(1e3 * summary.ttft_s["p50"]),
-        number(1e3 * summary.ttft_s["p99"]),
-        number(1e3 * tpot["p50"]) if tpot else "-",
-        number(summary.goodput_per_s),
-        f"{summary.hit_rate:.0%}",
-        str(summary.preemptions),
-        _money(summary.usd_per_m_output),
-    )
-
-
-def _points(outcomes: Sequence[Outcome], front: set[str]) -> tuple[Point, ...]:
-    return tuple(
-        Point(o.summary.usd_per_m_output, o.summary.ttft_s["p99"], o.label, o.label in front)
-        for o in outcomes
-        if o.summary is not None and o.summary.requests and o.summary.usd_per_m_output is not None
-    )
 
 
 def cache_report(title: str, rows: Sequence[CacheRow]) -> Report:

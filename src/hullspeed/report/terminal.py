@@ -28,6 +28,7 @@ from hullspeed.report.blocks import (
 )
 from hullspeed.units import format_bytes
 
+_MOST_COLUMNS = 160
 _FILL = {Term.WEIGHTS: "█", Term.SEQUENCE_STATE: "▓", Term.RUNTIME: "▒", Term.HEADROOM: "░"}
 _COLOUR = {
     Term.WEIGHTS: "blue",
@@ -39,12 +40,27 @@ _SEVERITY = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.IN
 
 
 def render(report: Report, console: Console) -> None:
-    """Print ``report`` on ``console``."""
+    """Print ``report`` on ``console``. A file or a pipe has no width: comparisons, whose cells are
+    short, are then as wide as they need to be.
+    """
+    if not console.is_terminal:
+        console.width = max(console.width, *(_width(t, console) for t in _wide(report)), 0)
     console.print(Text(report.title, style="bold"))
     console.print(Text(report.verdict, style="bold green" if report.ok else "bold red"))
     for section in report.sections:
         console.print()
         console.print(section_renderable(section))
+
+
+def _wide(report: Report) -> list[Table]:
+    blocks = [block for section in report.sections for block in section.blocks]
+    return [block for block in blocks if isinstance(block, Table) and block.wide]
+
+
+def _width(table: Table, console: Console) -> int:
+    """Of its longest cells, and the margin of a section."""
+    wide = console.options.update(max_width=_MOST_COLUMNS)
+    return console.measure(_table(table), options=wide).maximum + 2
 
 
 def section_renderable(section: Section) -> RenderableType:
@@ -137,7 +153,7 @@ def _percentiles(block: Percentiles) -> RenderableType:
     table.add_column("")
     for label in labels:
         table.add_column(f"{label} {block.unit}", justify="right")
-    table.add_column("p50")
+    table.add_column("")
     for name, values in block.series.items():
         cells = [number(values[label]) if label in values else "-" for label in labels]
         first = values.get("p50", next(iter(values.values()), 0.0))

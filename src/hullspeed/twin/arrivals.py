@@ -35,9 +35,9 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not 0 < self.rate < 1e6:
             raise UsageError(
-                "a rate is above 0 requests per second",
+                "a rate is above 0 and below a million requests per second",
                 seen=self.rate,
-                fix="for all at once use a closed loop: --concurrency",
+                fix="all at once: --rate inf, or a closed loop: --concurrency",
             )
         if self.kind == "gamma" and not 0 < self.cv <= 100:
             raise UsageError("the variation of gaps lies above 0 and at most 100", seen=self.cv)

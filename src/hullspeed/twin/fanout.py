@@ -35,6 +35,7 @@ def answers(
     workers: int | None = None,
     ray: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
+    keep: Callable[[int, Outcome], None] = lambda _place, _outcome: None,
 ) -> list[Outcome]:
     """Every question's answer, in their order.
 
@@ -45,6 +46,7 @@ def answers(
         workers: Processes on this machine; as many as it has cores unless given.
         ray: Address of a Ray cluster to use instead; ``auto`` finds one, ``local`` starts one.
         progress: Told how many are done.
+        keep: Given each outcome with its place, as it comes.
 
     Raises:
         BrokenStackError: Ray is asked for and is not installed, not reached, or its nodes have
@@ -57,6 +59,7 @@ def answers(
         found = on_cores(questions, workload, objective, workers)
     outcomes: list[Outcome] = []
     for outcome in found:
+        keep(len(outcomes), outcome)
         outcomes.append(outcome)
         progress(len(outcomes))
     return outcomes
@@ -67,9 +70,12 @@ def one(question: Question, workload: Workload, objective: Objective) -> Outcome
     try:
         cost = question.cost()
         summary = question.sum_up(question.play(workload, cost), objective)
-        return Outcome(label=question.label, summary=summary, cost_source=cost.source)
+        return Outcome(
+            label=question.label, changes=dict(question.changes), summary=summary,
+            cost_source=cost.source,
+        )  # fmt: skip
     except HullspeedError as error:
-        return Outcome(label=question.label, error=str(error))
+        return Outcome(label=question.label, changes=dict(question.changes), error=str(error))
 
 
 def on_cores(

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from hullspeed.errors import UsageError
+from hullspeed.twin.rows import MAX_TOKENS
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,8 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.tokens < 1:
             raise UsageError(f"{name} must be at least 1 token", seen=self.tokens)
+        if self.tokens > MAX_TOKENS:
+            raise UsageError(f"{name} is at most {MAX_TOKENS:,} tokens", seen=self.tokens)
         if not 0 < self.range_ratio <= 1:
             raise UsageError(
                 f"the range ratio of {name} lies above 0 and at most 1", seen=self.range_ratio

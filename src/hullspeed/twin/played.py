@@ -38,13 +38,19 @@ class Served(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The engine at one time."""
+    """The engine at one time.
+
+    Attributes:
+        states_share: Share of the pool that recurrent states take, running and cached; where they
+            have room of their own, of that.
+    """
 
     at_s: float
     running: int
     waiting: int
     pages_in_use: int
     pages_cached: int
+    states_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

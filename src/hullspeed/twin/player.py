@@ -64,7 +64,12 @@ class Player:
         self._refused = 0
         self._first_s: float | None = None
         self._last_s = 0.0
-        self._timeline = _Timeline()
+        # What one state takes of the pool: of its bytes where it shares them, else of the slots.
+        slots = engine.state_slots
+        share = (
+            engine.state_bytes / engine.shared_bytes if engine.shared_bytes else 1 / max(1, slots)
+        )
+        self._timeline = _Timeline(share if slots else 0.0)
 
     def play(self) -> Played:
         """Play the workload."""
@@ -141,27 +146,31 @@ class Player:
     def _add(self, request_id: int) -> None:
         flight = self._flights[request_id]
         turn = flight.turn
-        prompt = turn.tokens()
+        if turn.measured and self._first_s is None:
+            self._first_s = flight.sent_s
+        if turn.isl_tokens + turn.osl_tokens > self._engine.max_context_tokens:
+            self._refuse(request_id)
+            return
         request = Request(
             id=request_id,
-            prompt=tuple(prompt),
+            prompt=tuple(turn.tokens()),
             sampling=_SAMPLING,
             max_tokens=turn.osl_tokens,
             arrival_s=self._now_s,
             checkpoints=turn.checkpoints,
         )
         self._scheduler.filler[request_id] = spelled(turn.said) if turn.said else turn.answer
-        if turn.measured and self._first_s is None:
-            self._first_s = flight.sent_s
         try:
-            if len(prompt) + turn.osl_tokens > self._engine.max_context_tokens:
-                raise CapacityError("longer than the engine's context", seen=len(prompt))
             flight.sequence = self._scheduler.add(request)
         except CapacityError:
-            # The engine answers with an error; the session ends there.
-            self._refused += 1
-            del self._flights[request_id]
-            self._start_next()
+            del self._scheduler.filler[request_id]
+            self._refuse(request_id)
+
+    def _refuse(self, request_id: int) -> None:
+        """The engine answers with an error; the session ends there."""
+        self._refused += 1
+        del self._flights[request_id]
+        self._start_next()
 
     def _finish(self, sequence: Sequence) -> None:
         flight = self._flights.pop(sequence.id)
@@ -186,15 +195,16 @@ class _Timeline:
     full every other one is dropped and the spacing doubled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state_share: float) -> None:
         self.moments: list[Moment] = []
+        self._state_share = state_share
         self.next_s = 0.0
         self._every_s = 0.05
 
     def note(self, now_s: float, scheduler: TwinScheduler) -> None:
         pages = scheduler.pages
         held = sum(len(s.pages) for s in scheduler.running)
-        used = pages.size - pages.n_free
+        used = pages.n_taken
         self.moments.append(
             Moment(
                 now_s,
@@ -202,6 +212,7 @@ class _Timeline:
                 len(scheduler.waiting),
                 min(held, used),
                 max(0, used - held),
+                float(f"{self._state_share * scheduler.states.n_taken:.4g}"),
             )
         )
         if len(self.moments) > _MOMENTS:

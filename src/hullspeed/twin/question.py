@@ -11,8 +11,10 @@ import msgspec
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
+from hullspeed.findings import Finding, Severity
 from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.hardware.gpu import Gpu
+from hullspeed.memory.allocators import plan_memory
 from hullspeed.memory.budget import EngineSettings, GpuMemory, WeightBytes
 from hullspeed.memory.layers import kv_dtype_of, state_dtype_of
 from hullspeed.perf.calibration import Calibration
@@ -69,6 +71,7 @@ class Question:
         usd_per_hour: Of all GPUs.
         cost_model: Which cost of a step on a GPU is asked.
         model: Name of the model, for errors.
+        changes: Axes of a sweep with their values here.
     """
 
     label: str
@@ -87,6 +90,7 @@ class Question:
     calibration: Calibration | None = None
     cost_model: CostModel = "fitted"
     model: str = ""
+    changes: tuple[tuple[str, str], ...] = ()
 
     def target(self) -> str:
         """The hardware in words."""
@@ -147,6 +151,16 @@ class Question:
             model=self.model,
         )  # fmt: skip
 
+    def findings(self) -> tuple[Finding, ...]:
+        """What the engine would meet when it starts with these settings, which the simulation
+        passes over: its start-up checks. A max_num_seqs that was not given is a warning.
+        """
+        plan = plan_memory(self.arch, self.memory, self.settings, self.weights)
+        found = (*plan.stack.findings, *plan.pool.findings)
+        if self.settings.max_num_seqs is not None:
+            return found
+        return tuple(_of_default(f) if f.severity is Severity.ERROR else f for f in found)
+
     def engine(self, workload: Workload, cost: Cost) -> EngineModel:
         """The engine with its memory."""
         return engine_model(
@@ -183,6 +197,14 @@ class Question:
             requests_per_task=self.requests_per_task,
             task_success=self.task_success,
         )
+
+
+def _of_default(finding: Finding) -> Finding:
+    return msgspec.structs.replace(
+        finding,
+        severity=Severity.WARNING,
+        what=f"left at the engine's default max_num_seqs: {finding.what}",
+    )
 
 
 def _typical(workload: Workload) -> int:
@@ -279,10 +301,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A question's label with its summary, or why there is none.
 
     Attributes:
+        changes: Axes of a sweep with their values here.
         cost_source: What the cost of its steps rests on.
     """
 
     label: str
+    changes: dict[str, str] = {}
     summary: Summary | None = None
     error: str = ""
     cost_source: str = ""

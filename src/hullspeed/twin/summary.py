@@ -24,6 +24,11 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
     tpot_s: float | None = None
     attainment: float = 0.9
 
+    @property
+    def given(self) -> bool:
+        """Whether there is a limit at all."""
+        return self.ttft_s is not None or self.tpot_s is not None
+
     def check(self) -> None:
         """Refuse what cannot be.
 
@@ -45,6 +50,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         goodput_per_s: Requests per second that kept the objective.
         attained: Share of answered and refused requests that kept it.
         memory_peak: Largest share of the pages held by running sequences.
+        states_peak: Largest share of the pool taken by recurrent states, running and cached.
         busy: Share of the run in which the engine computed.
         usd_per_m_output: Dollars per million output tokens at the simulated load.
         usd_per_m_total: The same for all tokens, prompts included.
@@ -71,6 +77,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     busy: float
     memory_peak: float
+    states_peak: float
     running_peak: int
     waiting_peak: int
     usd_per_hour: float | None = None
@@ -118,6 +125,7 @@ def summarize(
         steps=played.steps,
         busy=min(1.0, per_s(played.busy_s)),
         memory_peak=max((m.pages_in_use for m in timeline), default=0) / played.n_pages,
+        states_peak=max((m.states_share for m in timeline), default=0.0),
         running_peak=max((m.running for m in timeline), default=0),
         waiting_peak=max((m.waiting for m in timeline), default=0),
         usd_per_hour=usd_per_hour,

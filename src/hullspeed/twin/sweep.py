@@ -69,7 +69,9 @@ def expand(
         for name, value in zip(axes, values, strict=True):
             question = changed(question, name, value, memory_of)
         label = " ".join(f"{name}={value}" for name, value in zip(axes, values, strict=True))
-        questions.append(priced(replace(question, label=label or base.label), price))
+        changes = tuple(zip(axes, values, strict=True))
+        labelled = replace(question, label=label or base.label, changes=changes)
+        questions.append(priced(labelled, price))
     return questions
 
 
@@ -81,7 +83,10 @@ def changed(question: Question, name: str, value: str, memory_of: MemoryOf) -> Q
     """
     if name == "gpu":
         gpu = find_gpu(value)
-        return replace(question, gpu=gpu, memory=memory_of(gpu))
+        # A calibration is of one model on one GPU: another one's factors say nothing here.
+        same = question.gpu is not None and gpu.name == question.gpu.name
+        calibration = question.calibration if same else None
+        return replace(question, gpu=gpu, memory=memory_of(gpu), calibration=calibration)
     if name == "cache":
         if value not in CACHES:
             raise UsageError("unknown prefix cache", seen=value, fix=f"use {', '.join(CACHES)}")
@@ -93,13 +98,15 @@ def changed(question: Question, name: str, value: str, memory_of: MemoryOf) -> Q
     if name == "engine":
         if value not in profiles():
             raise UsageError("unknown engine", seen=value, fix=f"use {', '.join(profiles())}")
-        return with_settings(question, question.label, engine=value, version=None)
+        other = with_settings(question, question.label, engine=value, version=None)
+        return other if value == question.settings.engine else replace(other, calibration=None)
     field, convert = _SETTINGS[name]
     try:
         setting = convert(value)
     except (ValueError, KeyError):
         raise UsageError(f"{name} cannot be this", seen=value) from None
-    return with_settings(question, question.label, **{field: setting})
+    other = with_settings(question, question.label, **{field: setting})
+    return replace(other, calibration=None) if name == "tp" and other != question else other
 
 
 def priced(question: Question, price: float | None) -> Question:

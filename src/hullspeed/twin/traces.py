@@ -292,6 +292,11 @@ def _content(row: Row) -> int:
 
 def write_trace(workload: Workload, path: Path) -> None:
     """Write our own format, which :func:`load_trace` reads back."""
+    path.write_text(trace_text(workload), encoding="utf-8")
+
+
+def trace_text(workload: Workload) -> str:
+    """The workload in our own format."""
     lines = []
     number_of = _file_numbers(workload)
 
@@ -314,7 +319,7 @@ def write_trace(workload: Workload, path: Path) -> None:
             if turn.said:
                 row["said"] = pairs(turn.said)
             lines.append(msgspec.json.encode(row).decode())
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def _file_numbers(workload: Workload) -> Callable[[int], int]:
