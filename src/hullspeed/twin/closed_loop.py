@@ -6,7 +6,6 @@ and the cost model says how long each takes. What differs from reality is the co
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from hullspeed.core.scheduler import Output
 from hullspeed.core.step import Step
 from hullspeed.errors import EngineError
 from hullspeed.perf.work import Shape, StepSeconds
+from hullspeed.twin.api_process import ApiProcess
 from hullspeed.twin.load import Load, Prompts
 from hullspeed.twin.outcome import Outcome
 
@@ -38,7 +38,8 @@ class TwinEngine(msgspec.Struct, frozen=True, kw_only=True):
         n_window_pages: Pages of layers with a window; 0: they keep pages as the others do.
         window_tokens: What these layers see.
         request_s: From a request's bytes to its arrival at the scheduler.
-        request_work_s: How long a request keeps the API process from the next one.
+        request_work_s: How long a request keeps a core from the next one, and from a step.
+        own_core: The API process has a core that no step uses.
         stream_token_s: Per token, work of the API process on cores that compute as well.
         interrupted_every_s, interrupted_s: In so much time of computing, others take so much.
     """
@@ -56,6 +57,7 @@ class TwinEngine(msgspec.Struct, frozen=True, kw_only=True):
     eviction: str = "lru"
     request_s: float = 0.0
     request_work_s: float = 0.0
+    own_core: bool = False
     stream_token_s: float = 0.0
     interrupted_every_s: float = math.inf
     interrupted_s: float = 0.0
@@ -135,10 +137,12 @@ class Simulation:
             ignore_eos=True,
         )
         self._sent = 0
-        self._api_free_s = self._busy_s = 0.0
+        self._busy_s = 0.0
         self._queue = 0
         self._flights: dict[int, _Flight] = {}
-        self._arrivals: list[tuple[float, int]] = []
+        work_s = engine.request_work_s
+        rest_s = max(engine.request_s - work_s, 0.0)
+        self._api = ApiProcess(work_s, rest_s, own_core=engine.own_core)
         self._done: list[_Flight] = []
 
     def _step_seconds(self, cost: StepSeconds) -> Callable[[Step], float]:
@@ -149,7 +153,8 @@ class Simulation:
             shapes = shapes_of(step, page_tokens)
             clean_s = cost.seconds(shapes) + stream_s * sum(shape.sample for shape in shapes)
             before, self._busy_s = self._busy_s // every_s, self._busy_s + clean_s
-            return clean_s + lost_s * (self._busy_s // every_s - before)
+            lost_in_it_s = lost_s * (self._busy_s // every_s - before)
+            return self._api.beside(self._clock.now(), clean_s + lost_in_it_s)
 
         return seconds
 
@@ -189,17 +194,14 @@ class Simulation:
         sent_s = self._clock.now() if at_s is None else at_s
         self._sent += 1
         self._flights[self._sent] = _Flight(sent_s, prompt, turns_left)
-        taken_s = max(sent_s, self._api_free_s)
-        self._api_free_s = taken_s + self._engine.request_work_s
-        heapq.heappush(self._arrivals, (taken_s + self._engine.request_s, self._sent))
+        self._api.send(self._sent, sent_s)
 
     def _play(self) -> None:
-        loop, clock = self._loop, self._clock
-        while self._arrivals or loop.has_work:
+        loop, clock, api = self._loop, self._clock, self._api
+        while api or loop.has_work:
             if not loop.has_work:
-                clock.advance_to(self._arrivals[0][0])
-            while self._arrivals and self._arrivals[0][0] <= clock.now():
-                _, request_id = heapq.heappop(self._arrivals)
+                clock.advance_to(api.next_s())
+            for request_id in api.arrived(clock.now()):
                 loop.add(request_id, self._flights[request_id].prompt, self._sampling)
             outputs = loop.step()
             if not outputs and not loop.last_step:
