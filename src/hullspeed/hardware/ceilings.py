@@ -26,6 +26,9 @@ KERNELS_VERSION = "3"
 KERNELS_ERROR = 0.2
 """Half-width of the interval where only kernels and steps were timed, and no server."""
 
+NEAR_TOKENS = 512
+"""Of a sequence's past, read at another rate than what lies beyond."""
+
 _QUIET_SHARE = 0.1
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -60,9 +63,10 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
         layer_token_s: The same per layer, token and 1,024 hidden units.
         sequence_s: Per sequence in a step: sampling and book-keeping.
         request_s: Per request over HTTP: waking two processes, parsing, first event.
-        request_work_s: Of several requests at once, what each waits for the one before: the API
-            process takes one after the other.
         prompt_token_s: Per prompt token over HTTP: parsing, tokenizing, messages, cache look-up.
+        request_work_s: Per request of several at once, what it keeps a core from the next one and
+            from the steps: the API process takes one after the other.
+        work_token_s: The same per prompt token.
         stream_token_s: Per streamed token over HTTP, on cores that compute as well.
     """
 
@@ -74,14 +78,15 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_s: float
     stream_token_s: float
     request_work_s: float = 0.0
+    work_token_s: float = 0.0
 
     def request_seconds(self, prompt_tokens: int) -> float:
         """From a request's bytes to its first step, and from its first token to the client."""
         return self.request_s + self.prompt_token_s * prompt_tokens
 
     def work_seconds(self, prompt_tokens: int) -> float:
-        """How long a request keeps the API process from the next one."""
-        return self.request_work_s + self.prompt_token_s * prompt_tokens
+        """How long a request keeps a core from the next one."""
+        return self.request_work_s + self.work_token_s * prompt_tokens
 
 
 class Interruptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +116,9 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
             (sequence, KV head) pairs that can run side by side.
         shared_bytes_per_s: The same where all sequences have one past, so that caches hold it; as
             ``decode_bytes_per_s`` where it was not measured.
+        far_decode_bytes_per_s, far_shared_bytes_per_s: The same for what a sequence keeps beyond
+            :data:`NEAR_TOKENS`: less of it is still in a cache from the step before. As the near
+            ones where they were not measured.
         chunk_flops_per_s: FLOP/s of chunk attention against visible context in tokens.
         decode_factor: Whole steps that only decode over the sum of their parts, against sequences.
         chunk_factor: The same of steps with prompt chunks, against tokens.
@@ -135,6 +143,8 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     overheads: Overheads
     relative_error: float
     shared_bytes_per_s: Curve | None = None
+    far_decode_bytes_per_s: Curve | None = None
+    far_shared_bytes_per_s: Curve | None = None
     decode_factor: Curve = Curve((1.0,), (1.0,))
     chunk_factor: Curve = Curve((1.0,), (1.0,))
     mixed_factor: Curve = Curve((1.0,), (1.0,))
@@ -266,6 +276,7 @@ def quick_ceilings(machine: Machine, budget_s: float = 1.0) -> Ceilings:
             request_s=8e-3,
             prompt_token_s=2e-6,
             stream_token_s=3e-4,
+            work_token_s=2e-6,
         ),
         relative_error=0.6,
         notes=(

@@ -8,6 +8,7 @@ import msgspec
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.hardware.ceilings import Ceilings
+from hullspeed.hardware.machine import detect_machine
 from hullspeed.perf.step import StepCost
 from hullspeed.runtime.config import EngineConfig
 from hullspeed.twin.closed_loop import TwinEngine, simulate
@@ -43,6 +44,7 @@ def predict(
         cache=config.cache,
         eviction=config.eviction,
         stream_token_s=over.stream_token_s,
+        own_core=ceilings.threads < detect_machine().cores,
     )
     if (others := ceilings.interruptions) is not None:
         engine = msgspec.structs.replace(
