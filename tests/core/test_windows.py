@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from hullspeed.core.engine import EngineLoop, Limits
 from hullspeed.core.pages import WindowPool
 from hullspeed.core.request import Sequence
 from hullspeed.core.sampling import SamplingParams
-from hullspeed.core.segments import SegmentTree
+from hullspeed.core.segments import Node, SegmentTree
 from hullspeed.core.step import Step, StepResult
 from hullspeed.errors import UsageError
 from hullspeed.memory.windows import held_pages, least_pages
@@ -177,6 +178,71 @@ def test_a_conversation_finds_its_answer_again() -> None:
     first = r.ask(0, [1] * 30, n=20)
     second = r.ask(1, [*first.tokens, 3, 3, 3])
     assert second.cached_tokens == 49
+
+
+@pytest.mark.parametrize("shared", [1, 3, 4, 17, 29])
+def test_a_prompt_that_the_window_still_sees_is_hit_at_any_token(shared: int) -> None:
+    r = rig(window_tokens=40)
+    r.ask(0, [i % 7 for i in range(30)])
+    assert r.ask(1, [*(i % 7 for i in range(shared)), 9, 9, 9], n=5).cached_tokens == shared
+
+
+@pytest.mark.parametrize(("places", "hit"), [((48,), 0), ((40,), 40), ((40, 48), 44)])
+def test_states_together_serve_what_lies_between_them(places: tuple[int, ...], hit: int) -> None:
+    """At 44 tokens the window begins at 35: in the page from 32 on, which the state at 40 has."""
+    r = rig(cache="segment")
+    prompt = [i % 7 for i in range(60)]
+    r.ask(0, prompt, places=places)
+    assert r.ask(1, [*prompt[:44], 9, 9, 9], n=5).cached_tokens == hit
+
+
+def servable(tree: SegmentTree, pool: WindowPool, query: list[int]) -> int:
+    """By trying every place from the deepest on: is each page of its last window to be had?"""
+    lines = []
+    for node in tree.nodes():
+        tokens: list[int] = []
+        above: Node | None = node
+        while above is not None:
+            tokens, above = above.tokens + tokens, above.parent
+        lines.append((tokens, node.state))
+    same = [sum(takewhile(bool, map(int.__eq__, tokens, query))) for tokens, _ in lines]
+    deepest = max(same, default=0)
+    page = pool.page_tokens
+    for place in range(deepest, 0, -1):
+        first = max(0, place - pool.window_tokens + 1) // page
+        needed = {i: min(place, (i + 1) * page) for i in range(first, -(-place // page))}
+        for (tokens, state), common in zip(lines, same, strict=True):
+            if state is not None and common == min(len(tokens), deepest):
+                begin = max(0, len(tokens) - pool.window_tokens + 1) // page
+                for i in range(begin, begin + len(state)):
+                    if i in needed and min(len(tokens), deepest) >= needed[i]:
+                        del needed[i]
+        if not needed:
+            return place
+    return 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_every_place_is_hit_whose_window_is_there(seed: int) -> None:
+    rng = random.Random(seed)
+    page_tokens, window = rng.choice([1, 3, 4]), rng.randint(2, 24)
+    n_window_pages = least_pages(window, page_tokens, 16) + rng.randint(0, 80)
+    r = rig(page_tokens=page_tokens, window_tokens=window, n_window_pages=n_window_pages)
+    known = [[0]]
+    for i in range(12):
+        prompt = rng.choice(known)[: rng.randint(0, 60)]
+        prompt = prompt + [rng.randint(0, 1) for _ in range(rng.randint(1, 25))]
+        places = rng.sample(range(1, len(prompt) + 1), min(len(prompt), rng.randint(0, 3)))
+        tree = r.loop.scheduler.cache
+        assert isinstance(tree, SegmentTree)
+        want = servable(tree, r.pool, prompt[:-1])
+        assert tree.match(prompt, b"", limit=len(prompt) - 1, now_s=0.0).n_tokens == want
+        # More, where its own first chunk is saved and joins with what is there.
+        cached = r.ask(i, prompt, rng.randint(1, 4), tuple(sorted(places))).cached_tokens
+        assert cached is not None
+        assert cached >= want
+        known.append(prompt)
 
 
 def test_windows_share_and_return_pages_of_one_prefix() -> None:

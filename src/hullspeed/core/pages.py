@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hullspeed.errors import IntegrityError, UsageError
 
@@ -89,6 +89,21 @@ class Pool:
         """Number of owners of ``piece``."""
         return self._refs[piece]
 
+    reach_tokens = 0
+    """An end state lets go on from its own place, and from places less than this before it."""
+
+    def place(
+        self, ends: Sequence[tuple[int, tuple[int, ...]]], limit: int
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """The deepest place up to ``limit`` from which a sequence can go on, and the pieces that it
+        needs there.
+
+        Args:
+            ends: Places of end states and their pieces, on one line of tokens, in order of place.
+            limit: Up to where that line is the sequence's own.
+        """
+        return next((found for found in reversed(ends) if found[0] <= limit), None)
+
     def check_integrity(self, owners: Mapping[int, int]) -> None:
         """Raise :class:`IntegrityError` unless counts equal ``owners`` and free + owned = all."""
         for piece, count in enumerate(self._refs):
@@ -138,6 +153,7 @@ class WindowPool(PagePool):
             raise UsageError("a window has at least one token", seen=window_tokens)
         super().__init__(n_pages, page_tokens, budget, page_bytes)
         self.window_tokens = window_tokens
+        self.reach_tokens = window_tokens + page_tokens
 
     def first_page(self, position: int) -> int:
         """Index of the first page that a query at ``position`` sees."""
@@ -146,6 +162,23 @@ class WindowPool(PagePool):
     def pages_between(self, start: int, end: int) -> int:
         """Pages that a sequence holds while it computes tokens ``start .. end``."""
         return self.pages_for(end) - self.first_page(start)
+
+    def place(
+        self, ends: Sequence[tuple[int, tuple[int, ...]]], limit: int
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """Any place whose last window lies in pages of the end states: of one or of several."""
+        known: dict[int, tuple[int, int]] = {}  # by index: the page, and where its content ends
+        for end, state in ends:
+            reached = min(end, limit)
+            for i, page in enumerate(state, self.first_page(end)):
+                known[i] = page, min(reached, (i + 1) * self.page_tokens)
+        for last in sorted(known, reverse=True):
+            n_tokens = known[last][1]
+            window = range(self.first_page(n_tokens), last)
+            whole = all(i in known and known[i][1] == (i + 1) * self.page_tokens for i in window)
+            if whole and n_tokens > last * self.page_tokens:
+                return n_tokens, tuple(known[i][0] for i in (*window, last))
+        return super().place(ends, limit)  # a window of one token needs no page
 
 
 class StatePool(Pool):

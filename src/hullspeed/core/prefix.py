@@ -24,8 +24,9 @@ class Match:
         pages: Pages that hold them, one for each started page.
         shared_pages: How many of ``pages`` are full and can be used as they are. If the match
             ends inside a page, that last page must be copied before anyone writes to it.
-        state: What the pool of end states holds at exactly ``n_tokens``, for models that have one:
-            the slot of a recurrent state, or the pages behind ``n_tokens`` that a window sees.
+        state: What goes on at exactly ``n_tokens``, for models that need it: the slot of a
+            recurrent state, which ``node`` keeps, or the pages before ``n_tokens`` that a window
+            sees, which several nodes may own: hold them yourself.
         node: Where the match ends; hold it with ``lock`` while its pages are in use.
         resident_tokens: Tokens whose KV is resident: more than ``n_tokens`` where a state
             is missing.

@@ -242,12 +242,13 @@ class Scheduler:
         """Start or resume a waiting sequence, if its known tokens fit beside the running ones."""
         match = self._find(sequence, now)
         if not self._free_for(sequence, match):
-            if self.running:
-                self._lock(sequence, None)
-                return False
-            # Alone, only the lock on its own match can be in the way of the pages it needs.
-            match = Match()
             self._lock(sequence, None)
+            if self.windows is not None:
+                self.windows.let_go(match)
+            if self.running:
+                return False
+            # Alone, only what its own match holds can be in the way of the pages it needs.
+            match = Match()
             self._free_for(sequence, match)
         self.waiting.pop(0)
         insort(self.running, sequence, key=age)
@@ -268,13 +269,15 @@ class Scheduler:
         return True
 
     def _find(self, sequence: Sequence, now: float) -> Match:
-        """The sequence's longest cached prefix, locked. The last token is left out: it is always
-        computed, because its logits are wanted.
+        """The sequence's longest cached prefix, locked and held. The last token is left out: it is
+        always computed, because its logits are wanted.
         """
         tokens, salt = sequence.tokens, sequence.request.salt
         match = self.cache.match(tokens, salt, limit=len(tokens) - 1, now_s=now)
         sequence.match_version = self.cache.version
         self._lock(sequence, match.node)
+        if self.windows is not None:
+            self.windows.hold(match)
         return match
 
     def _admitted_tokens(self, sequence: Sequence) -> int:
@@ -334,6 +337,7 @@ class Scheduler:
         sequence.computed = reached
         _prune(sequence)
         if self.windows is not None:
+            self.windows.hold(match)
             self.windows.drop(sequence)
             self.windows.start(sequence, match)
         else:

@@ -12,7 +12,8 @@ copies a page before it writes into a shared one::
 Models without state ("dense") are hit at any token. Models with state are hit where a state is:
 KV beyond the deepest state could never be used, so a leaf without a state does not exist. A state
 is a few pieces of a pool of its own: the slot of a recurrent state, or the pages of windowed layers
-that hold the last window before the node's end.
+that hold the last window before the node's end. Such pages serve every place whose last window
+they hold, so these models are hit between states, too.
 
 Eviction has three moves: cut a dense leaf's tail, drop a leaf, and free the state of an interior
 node (which then melts into its child, if it has just one).
@@ -112,9 +113,9 @@ class SegmentTree:
             node.last_used_s = max(node.last_used_s, now_s)
         match = Match(resident_tokens=depth)
         if self._stateful:
-            while path and (path[-1].state is None or path[-1].end > depth):
+            depth, match.state = self._usable(path, depth, now_s)
+            while path and path[-1].start >= depth:
                 path.pop()
-            depth = path[-1].end if path else 0
         if not path:
             return match
         path[-1].superseded = False
@@ -122,8 +123,35 @@ class SegmentTree:
         match.pages = self._table(path, depth)
         match.shared_pages = depth // self._pages.page_tokens
         match.node = path[-1]
-        match.state = path[-1].state
         return match
+
+    def _usable(self, path: list[Node], depth: int, now_s: float) -> tuple[int, EndState | None]:
+        """The deepest place on ``path`` up to ``depth`` from which a sequence can go on."""
+        holders = [node for node in path if node.state is not None]
+        if path and path[-1].state is None and self._states.reach_tokens:
+            holders += self._next_below(path[-1], depth + self._states.reach_tokens)
+        ends = [(node.end, node.state) for node in holders if node.state is not None]
+        found = self._states.place(ends, depth)
+        if found is None:
+            return 0, None
+        for node in holders:
+            if found[1] and not set(found[1]).isdisjoint(node.state or ()):
+                node.superseded, node.last_used_s = False, max(node.last_used_s, now_s)
+        return found
+
+    def _next_below(self, node: Node, limit: int) -> list[Node]:
+        """The node below ``node`` whose end state comes first, if that is before ``limit``."""
+        found: Node | None = None
+        stack = list(node.children.values())
+        while stack:
+            below = stack.pop()
+            if below.start >= limit:
+                continue
+            if below.state is None:
+                stack += below.children.values()
+            elif below.end < limit:
+                found, limit = below, below.end
+        return [] if found is None else [found]
 
     def junction(self, tokens: list[int], salt: bytes, *, limit: int, match: Match) -> int | None:
         """Where an earlier prompt parted from this one; see :class:`PrefixCache`."""
@@ -165,8 +193,15 @@ class SegmentTree:
         if node.locks <= 0:
             raise IntegrityError(f"{node} unlocked more often than locked")
         node.locks -= 1
-        if node.locks == 0:
-            self._offer(node)
+        if node.locks:
+            return
+        if self._stateful and node.state is None and node.parent is not None:
+            # Hit between states: what lay below may have gone meanwhile.
+            if not node.children:
+                self._drop(node)
+                return
+            self._melt(node)
+        self._offer(node)
 
     # -- inserting -----------------------------------------------------------------------------
 

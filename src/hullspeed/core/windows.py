@@ -46,18 +46,29 @@ class Windows:
         held = min(pool.pages_between(match.n_tokens, n_tokens), self._most)
         return held - (match.shared_pages - pool.first_page(match.n_tokens))
 
+    def hold(self, match: Match) -> None:
+        """One owner more for the pages that ``match`` found, until ``start`` or ``let_go``: what
+        is evicted to make room may be the states that they belong to.
+        """
+        self.pool.share(match.state or ())
+
+    def let_go(self, match: Match) -> None:
+        """Undo ``hold``."""
+        self.pool.release(match.state or ())
+
     def start(self, sequence: Sequence, match: Match) -> PageCopy | None:
-        """Let ``sequence`` go on after ``match``; if that cuts a page, it gets a copy of it."""
+        """Let ``sequence`` go on after ``match``, which it was held for, and own its pages; if that
+        cuts a page, it gets a copy of it instead.
+        """
         sequence.window_first = self.pool.first_page(match.n_tokens)
-        state = list(match.state or ())
-        shared = state[: match.shared_pages - sequence.window_first]
-        self.pool.share(shared)
-        sequence.window_pages = shared
-        if len(shared) == len(state):
+        sequence.window_pages = list(match.state or ())
+        if not match.n_tokens % self.pool.page_tokens:
             return None
         (own,) = self.pool.take(1)
-        shared.append(own)
-        return PageCopy(state[-1], own)
+        cut = sequence.window_pages[-1]
+        sequence.window_pages[-1] = own
+        self.pool.release([cut])
+        return PageCopy(cut, own)
 
     def missing(self, sequence: Sequence, n_tokens: int) -> int:
         """Pages that the table lacks to cover ``n_tokens`` tokens."""
