@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hullspeed.arch.families.common import mtp
-from hullspeed.arch.mixers import FullAttention, GatedDeltaNet, SlidingAttention
+from hullspeed.arch.mixers import FullAttention, GatedDeltaNet, Mamba2, SlidingAttention
 from hullspeed.arch.mlps import DenseMlp
 from hullspeed.arch.model import Layer, ModelArch, Rope
-from hullspeed.errors import CapacityError, UsageError
-from hullspeed.memory.budget import EngineSettings, GpuMemory
+from hullspeed.errors import CapacityError, UnsupportedModelError, UsageError
+from hullspeed.memory.allocators import plan_memory
+from hullspeed.memory.budget import EngineSettings, GpuMemory, WeightBytes
 from hullspeed.memory.ours import HullspeedAllocator
+from hullspeed.memory.ours_pool import RoomPool
+from hullspeed.memory.ours_room import Room, page_count, page_size
 from hullspeed.memory.windows import least_pages
 from hullspeed.runtime.config import EngineConfig
-from hullspeed.runtime.room import Room, page_count, page_size, plan_room
+from hullspeed.runtime.room import plan_room, rules_of
 
 PAGE_BYTES = 1000
 ATTENTION = FullAttention(q_heads=4, kv_heads=2, head_dim=32, rotary_dim=32)
@@ -37,7 +41,8 @@ def arch_of(*mixers: FullAttention | GatedDeltaNet) -> ModelArch:
 def pages(available_bytes: int, **options: int) -> int:
     config = EngineConfig(model="m", max_running=4, **options)  # type: ignore[arg-type]
     given = config.kv_budget_bytes
-    return page_count(config, 640, PAGE_BYTES, available_bytes // 2 if given is None else given)
+    budget = available_bytes // 2 if given is None else given
+    return page_count(rules_of(config), 640, PAGE_BYTES, budget)
 
 
 def test_half_of_what_is_free_becomes_pages() -> None:
@@ -72,27 +77,100 @@ def test_a_page_of_layers_with_and_without_a_window() -> None:
 
 
 OURS = {"max_running": 3, "page_tokens": 16, "step_tokens": 64}
+SETTINGS = EngineSettings(
+    engine="hullspeed", max_num_seqs=3, max_model_len=640, block_tokens=16,
+    max_num_batched_tokens=64,
+)  # fmt: skip
+MACHINE = GpuMemory(name="", total_bytes=10**10)
 
 
-@pytest.mark.parametrize("mixers", [(ATTENTION, WINDOW, WINDOW, WINDOW), (WINDOW, WINDOW)])
-@pytest.mark.parametrize("available_bytes", [3_000_000, 5_000_000, 8_000_000, 10**9])
-def test_windows_are_sized_as_memory_says(
-    mixers: tuple[FullAttention, ...], available_bytes: int
+def sized(arch: ModelArch, available_bytes: int, **changes: Any) -> RoomPool:
+    """As ``plan`` and ``simulate`` size the engine."""
+    settings = replace(SETTINGS, **changes)
+    budget = settings.kv_cache_bytes or available_bytes // 2
+    return HullspeedAllocator().pool(arch, MACHINE, settings, budget)
+
+
+@pytest.mark.parametrize(
+    "mixers",
+    [
+        (ATTENTION,),
+        (ATTENTION, WINDOW, WINDOW, WINDOW),
+        (WINDOW, WINDOW),
+        (ATTENTION, DELTA, DELTA),
+        (ATTENTION, DELTA, WINDOW),
+    ],
+)
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({}, {}),
+        ({"kv_budget_bytes": 4_000_000}, {"kv_cache_bytes": 4_000_000}),
+        ({"state_store": "int8"}, {"state_dtype": "int8"}),
+        (
+            {"state_store": "bf16", "state_share": 0.25},
+            {"state_dtype": "bf16", "state_share": 0.25},
+        ),
+        ({"kv_dtype": "int8", "state_share": 0.7}, {"kv_dtype": "int8", "state_share": 0.7}),
+        ({"cache": "hash"}, {"cache": "hash"}),
+    ],
+)
+def test_the_allocator_sizes_what_the_engine_takes(
+    mixers: tuple[FullAttention, ...], ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
-    """The engine's room, the allocator's pool and the twin's pages are one computation."""
+    """Pages, slots of running and of cached states, pages of windows."""
     arch = arch_of(*mixers)
-    room = plan_room(EngineConfig(model="m", **OURS), arch, 640, available_bytes)  # type: ignore[arg-type]
-    assert room.n_window_pages > 0
-    assert room.total_bytes <= available_bytes // 2
-    settings = EngineSettings(
-        engine="hullspeed", max_num_seqs=3, max_model_len=640, block_tokens=16,
-        max_num_batched_tokens=64,
-    )  # fmt: skip
-    allocator = HullspeedAllocator()
-    machine = GpuMemory(name="", total_bytes=10**10, compute_capability=(0, 0))
-    assert allocator._pool_bytes(arch, machine, settings, available_bytes) == room.total_bytes
-    pool = allocator.pool(arch, machine, settings, available_bytes // 2)
-    assert allocator.window_split(arch, settings, pool) == (room.n_pages, room.n_window_pages)
+    for available_bytes in (3_000_000, 5_000_000, 8_000_000, 10**9):
+        config = EngineConfig(model="m", **{**OURS, **ours})
+        room = plan_room(config, arch, 640, available_bytes)
+        pool = sized(arch, available_bytes, **theirs)
+        assert pool.room == room
+        assert pool.pool_bytes == room.total_bytes <= pool.budget_bytes
+        assert pool.printed_tokens == room.n_pages * 16
+        assert pool.max_context_tokens(1) >= 640
+        assert pool.findings == ()
+
+
+def test_the_stack_leaves_what_sequences_cannot_use() -> None:
+    """And dividing the same budget again gives the same room."""
+    arch = arch_of(ATTENTION, WINDOW, DELTA)
+    weights = WeightBytes(decoder=10**6)
+    plan = plan_memory(arch, MACHINE, SETTINGS, weights)
+    assert isinstance(plan.pool, RoomPool)
+    assert plan.pool.room is not None
+    assert plan.stack.pool_bytes == plan.pool.room.total_bytes < plan.pool.budget_bytes
+    assert plan.pool.room.n_pages == 3 * 40  # what three contexts fill
+    assert plan.pool.room.n_state_slots == 8 * 3
+    assert plan.low == plan.pool
+
+
+def test_too_small_a_budget_is_a_finding_with_the_engines_words() -> None:
+    arch = arch_of(DELTA, ATTENTION)
+    pool = sized(arch, 0, kv_cache_bytes=6 * STATE_BYTES)
+    assert (pool.room, pool.printed_tokens, pool.served_concurrency(16)) == (None, 0, 0)
+    (finding,) = pool.findings
+    assert (finding.code, "need 7 recurrent states" in finding.what) == ("MEM001", True)
+    assert pool.max_num_seqs == 0  # nor is there room for one context
+    roomy = sized(arch, 0, kv_cache_bytes=80 * STATE_BYTES)
+    most = roomy.max_num_seqs
+    assert most is not None
+    for n, fits in ((most, True), (most + 1, False)):
+        again = sized(arch, 0, kv_cache_bytes=80 * STATE_BYTES, max_num_seqs=n)
+        assert (again.room is not None) is fits
+    longest = roomy.max_context_tokens(2)
+    for n_tokens, held in ((longest, 2), (longest + 16, 1)):
+        again = sized(arch, 0, kv_cache_bytes=80 * STATE_BYTES, max_model_len=n_tokens)
+        assert again.served_concurrency(n_tokens) == held
+
+
+def test_states_of_other_layers_are_kept_in_fp32_only() -> None:
+    mamba = Mamba2(heads=4, head_dim=16, state_dim=8, groups=1, conv_kernel=4)
+    arch = replace(arch_of(ATTENTION), layers=(Layer(ATTENTION, MLP), Layer(mamba, MLP)))
+    assert sized(arch, 10**8).room is not None
+    with pytest.raises(UnsupportedModelError, match="Gated DeltaNet"):
+        sized(arch, 10**8, state_dtype="int8")
+    with pytest.raises(UsageError, match="keeps cached states"):
+        sized(arch, 10**8, state_dtype="fp16")
 
 
 def test_a_given_budget_is_used_up() -> None:

@@ -17,11 +17,11 @@ from hullspeed.core.step import Step, StepResult
 from hullspeed.errors import CapacityError
 from hullspeed.kernels.base import KvPages
 from hullspeed.kernels.batch import Batch
+from hullspeed.memory.ours_room import Room, page_size
 from hullspeed.memory.windows import held_pages, least_pages
 from hullspeed.models.attention import Attention
 from hullspeed.models.decoder import Decoder
 from hullspeed.runtime.library import Engine
-from hullspeed.runtime.room import Room, page_size
 from support.families import write_family
 
 from .hybrids import (

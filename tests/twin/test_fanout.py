@@ -10,7 +10,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from hullspeed.twin.lengths import Lengths
 from hullspeed.twin.question import Outcome, Question
 from hullspeed.twin.summary import Objective
 from hullspeed.twin.sweep import expand, parse_axes
+from support.patience import PATIENCE_S, output_of, until
 
 NO_LIMIT = Objective()
 WORKLOAD = open_loop(Lengths(tokens=512), Lengths(tokens=16), Arrivals(rate=2.0), requests=20)
@@ -148,10 +148,7 @@ def test_an_interrupted_sweep_leaves_no_process() -> None:
     found = on_cores(questions(), WORKLOAD, NO_LIMIT, 2)
     assert isinstance(next(found), Outcome)
     found.close()  # type: ignore[attr-defined]
-    deadline_s = time.monotonic() + 30
-    while set(multiprocessing.active_children()) - before and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not set(multiprocessing.active_children()) - before
+    assert until(lambda: not set(multiprocessing.active_children()) - before)
 
 
 def test_ctrl_c_ends_the_command_and_its_processes() -> None:
@@ -161,18 +158,14 @@ def test_ctrl_c_ends_the_command_and_its_processes() -> None:
         sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     mine = psutil.Process(process.pid)
-    deadline_s = time.monotonic() + 120
-    while len(mine.children()) < 3 and time.monotonic() < deadline_s:  # two, and the tracker
-        time.sleep(0.05)
+    assert until(lambda: len(mine.children()) >= 3)  # two, and the tracker
     children = mine.children()
-    assert len(children) >= 3
-    time.sleep(1.0)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-    _, errors = process.communicate(timeout=120)
+    _, errors = output_of(process)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "interrupted" in errors
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive
 
 

@@ -82,11 +82,11 @@ def plan_memory(
     """
     engine = allocator(settings.engine)
     stack = engine.stack(arch, gpu, settings, weights)
-    low, _ = stack.pool_interval
+    divided, low = stack.divided_bytes
     return MemoryPlan(
         settings=settings,
         stack=stack,
-        pool=engine.pool(arch, gpu, settings, stack.pool_bytes),
+        pool=engine.pool(arch, gpu, settings, divided),
         low=engine.pool(arch, gpu, settings, low),
     )
 

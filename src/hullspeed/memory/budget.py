@@ -66,12 +66,15 @@ class MemoryStack:
         total_bytes: Memory of the GPU as the driver reports it.
         items: All terms; they sum to at most ``total_bytes``. The pool may be negative: the
             engine would not start, and ``findings`` say so.
+        offered_bytes: What the engine divides into a pool, where its sequences may use less of it
+            than there is; ``None``: the pool.
     """
 
     engine: str
     total_bytes: int
     items: tuple[MemoryItem, ...]
     findings: tuple[Finding, ...] = ()
+    offered_bytes: int | None = None
 
     def bytes_of(self, term: Term) -> int:
         """Sum of one term."""
@@ -88,6 +91,15 @@ class MemoryStack:
         low = sum(i.low for i in self.items if i.term is Term.SEQUENCE_STATE)
         high = sum(i.high for i in self.items if i.term is Term.SEQUENCE_STATE)
         return max(0, low), max(0, high)
+
+    @property
+    def divided_bytes(self) -> tuple[int, int]:
+        """What an allocator's ``pool`` is to be asked about: the best estimate, and the lower end
+        of its 90 % interval.
+        """
+        if self.offered_bytes is not None:
+            return self.offered_bytes, self.offered_bytes
+        return self.pool_bytes, self.pool_interval[0]
 
     @property
     def free_bytes(self) -> int:
@@ -155,7 +167,8 @@ class EngineSettings:
             TensorRT-LLM's ``free_gpu_memory_fraction``: three meanings, see each allocator.
         kv_cache_bytes: An explicit pool size per rank (``--kv-cache-memory-bytes``).
         kv_dtype: Of the KV cache; ``None`` or ``"auto"`` follows the checkpoint.
-        state_dtype: Of the recurrent state; ``None`` follows the model's configuration.
+        state_dtype: Of the recurrent state; ``None`` follows the model's configuration. Of the
+            embedded engine, whose running states are in fp32, the cached ones.
         draft_tokens: Speculative tokens per step (MTP ``k``); 0 is off.
         prefix_caching: On, off or the engine's default at that version.
         block_tokens: ``--block-size`` / ``--page-size``.
@@ -163,6 +176,8 @@ class EngineSettings:
         mamba_ratio: SGLang's ``--mamba-full-memory-ratio``.
         mamba_slots: SGLang's ``--max-mamba-cache-size``.
         radix_strategy: SGLang's ``--mamba-radix-cache-strategy``.
+        state_share: The embedded engine's ``--state-share``.
+        cache: The embedded engine's prefix cache; ``hash`` keeps pages of windows in full.
     """
 
     engine: str = "vllm"
@@ -186,6 +201,8 @@ class EngineSettings:
     mamba_ratio: float | None = None
     mamba_slots: int | None = None
     radix_strategy: str | None = None
+    state_share: float | None = None
+    cache: str | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

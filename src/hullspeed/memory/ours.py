@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.arch.tensors import TensorSpec
 from hullspeed.errors import UsageError
-from hullspeed.memory.after_load import page_pool
 from hullspeed.memory.budget import (
     EngineSettings,
     GpuMemory,
@@ -20,35 +19,14 @@ from hullspeed.memory.budget import (
     WeightBytes,
 )
 from hullspeed.memory.held import held_bytes
-from hullspeed.memory.pages import PagePool
+from hullspeed.memory.layers import normal_dtype
+from hullspeed.memory.ours_pool import RoomPool
+from hullspeed.memory.ours_room import RoomRules, sizes_of
 from hullspeed.memory.profile import EngineProfile, engine_profile
-from hullspeed.memory.windows import PageSplit, split_pages, window_apart
+from hullspeed.memory.windows import STATE_SHARE
 from hullspeed.units import MIB
 
 Z90 = 1.645
-
-
-_KV_FORMATS = {
-    "fp32": "fp32", "fp16": "fp16", "bf16": "bf16",
-    "int8": "int8_per_token_head", "fp8": "fp8_per_token_head",
-}  # fmt: skip
-
-
-def kv_format(kv_dtype: str | None) -> str:
-    """The number format of the engine's ``kv_dtype`` (fp32 unless given), as sizes know it: int8
-    and fp8 have a scale for each token and head.
-
-    Raises:
-        UsageError: for a type that the engine does not have.
-    """
-    name = "fp32" if kv_dtype in (None, "auto") else str(kv_dtype)
-    if name not in _KV_FORMATS:
-        raise UsageError(
-            "the embedded engine has no such KV cache type",
-            seen=name,
-            fix=f"use one of {', '.join(_KV_FORMATS)}",
-        )
-    return _KV_FORMATS[name]
 
 
 def held_weights(arch: ModelArch, weight_dtype: str = "fp16") -> WeightBytes:
@@ -96,7 +74,8 @@ class HullspeedAllocator:
         spread = round(Z90 * number("runtime_sigma_mib") * MIB)
         loaded = weights.decoder + (weights.mtp if settings.draft_tokens else 0)
         free = gpu.total_bytes - gpu.baseline_bytes - loaded - work - process
-        pool = self._pool_bytes(arch, gpu, settings, free)
+        offered = self._offered_bytes(settings, free)
+        pool = self.pool(arch, gpu, settings, offered).pool_bytes
         items = (
             MemoryItem(term=Term.WEIGHTS, name="weights", bytes=loaded, source=weights.source),
             MemoryItem(
@@ -129,63 +108,40 @@ class HullspeedAllocator:
                 exact=False,
             ),
         )
-        return MemoryStack(engine="hullspeed", total_bytes=gpu.total_bytes, items=items)
+        return MemoryStack(
+            engine="hullspeed", total_bytes=gpu.total_bytes, items=items, offered_bytes=offered
+        )
 
-    def _pool_bytes(
-        self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, free: int
-    ) -> int:
+    def _offered_bytes(self, settings: EngineSettings, free: int) -> int:
         if settings.kv_cache_bytes is not None:
             return settings.kv_cache_bytes
-        if free <= 0:
-            return free
         share = settings.memory_fraction or float(self.profile(settings).rule("default_fraction"))
-        pool = self.pool(arch, gpu, settings, math.floor(free * share))
-        split = self.window_split(arch, settings, pool)
-        if split is not None:
-            windows = split.n_window_pages * pool.bytes_per_window_page
-            return split.n_pages * pool.bytes_per_block + windows
-        usable = pool.asked_num_seqs * pool.bytes_per_request(pool.max_model_len)
-        return min(pool.pool_bytes, usable)
+        return math.floor(free * share) if free > 0 else free
 
-    def window_split(
-        self, arch: ModelArch, settings: EngineSettings, pool: PagePool
-    ) -> PageSplit | None:
-        """Pages that the engine makes of the pool, of a model whose windows have pages of their
-        own; ``None`` of others.
-        """
-        step_tokens = settings.max_num_batched_tokens or int(
-            self.profile(settings).number("default_batched_tokens")
-        )
-        step_tokens = max(step_tokens, pool.asked_num_seqs)
-        context_tokens = pool.max_model_len
-        window = window_apart(
-            arch,
-            page_tokens=pool.page_tokens,
-            step_tokens=step_tokens,
-            context_tokens=context_tokens,
-        )
-        if not window:
-            return None
-        return split_pages(
-            pool.pool_bytes,
-            page_bytes=pool.bytes_per_block,
-            window_page_bytes=pool.bytes_per_window_page,
-            window_tokens=window,
-            page_tokens=pool.page_tokens,
-            step_tokens=step_tokens,
-            context_tokens=context_tokens,
-            max_running=pool.asked_num_seqs,
+    def rules(self, settings: EngineSettings) -> RoomRules:
+        """The engine's configuration, as far as memory goes."""
+        profile = self.profile(settings)
+        own_states = settings.state_dtype in (None, "auto")
+        return RoomRules(
+            page_tokens=settings.block_tokens or int(profile.rule("page_tokens")),
+            max_running=settings.max_num_seqs or int(profile.number("default_num_seqs")),
+            step_tokens=settings.max_num_batched_tokens
+            or int(profile.number("default_batched_tokens")),
+            kv_dtype=settings.kv_dtype or "fp32",
+            state_store="fp32" if own_states else normal_dtype(str(settings.state_dtype)),
+            state_share=settings.state_share or STATE_SHARE,
             given=settings.kv_cache_bytes is not None,
+            windows_apart=settings.cache != "hash",
+            draft=settings.draft_tokens > 0,
         )
 
     def pool(
         self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, pool_bytes: int
-    ) -> PagePool:
+    ) -> RoomPool:
         """Pages of 64 tokens in fp32 unless ``kv_dtype`` says otherwise."""
-        settings = replace(settings, kv_dtype=kv_format(settings.kv_dtype))
-        pool = page_pool(arch, settings, self.profile(settings), pool_bytes)
-        # Hits are exact to the token, where a state is or anywhere: a page that is cut is copied.
-        return replace(pool, slides=True, hit_tokens=pool.hit_tokens if pool.state_bytes else 1)
+        rules = self.rules(settings)
+        sizes, context_tokens = sizes_of(arch, rules), settings.max_model_len
+        return RoomPool.of(sizes, rules, context_tokens or arch.max_context_tokens, pool_bytes)
 
     def knobs(self, budget: MemoryBudget) -> dict[str, str]:
         """``hullspeed serve`` takes bytes."""

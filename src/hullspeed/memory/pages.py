@@ -1,4 +1,4 @@
-"""PagePool: pages of tokens and one state per sequence (TensorRT-LLM, Transformers, ours)."""
+"""PagePool: pages of tokens and one state per sequence (TensorRT-LLM, Transformers)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from fractions import Fraction
 
 from hullspeed.findings import Finding, Severity
 from hullspeed.memory.layers import CacheLayer
-from hullspeed.memory.windows import held_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +16,6 @@ class PagePool:
 
     A sequence holds whole pages in every layer that keeps tokens (a window's worth in sliding
     layers) and one state of each recurrent layer.
-
-    Attributes:
-        slides: Whether the pages of a window move with it, so that it is cut at both ends.
     """
 
     engine: str
@@ -29,8 +25,6 @@ class PagePool:
     max_model_len: int
     asked_num_seqs: int
     notes: Sequence[str] = ()
-    hit_tokens: int | None = None
-    slides: bool = False
 
     @property
     def block_tokens(self) -> int:
@@ -45,19 +39,11 @@ class PagePool:
     @property
     def bytes_per_block(self) -> int:
         """One page in all layers that keep every token."""
-        return self._page_bytes(windowed=False)
-
-    @property
-    def bytes_per_window_page(self) -> int:
-        """One page in all layers with a window."""
-        return self._page_bytes(windowed=True)
-
-    def _page_bytes(self, *, windowed: bool) -> int:
         total = sum(
             (
                 layer.token_bytes * self.page_tokens
                 for layer in self.layers
-                if (layer.window_tokens is not None) == windowed
+                if layer.window_tokens is None
             ),
             Fraction(0),
         )
@@ -87,15 +73,10 @@ class PagePool:
         for layer in self.layers:
             pages = -(-context_tokens // self.page_tokens)
             if layer.window_tokens:
-                pages = min(pages, self._window_pages(layer.window_tokens))
+                pages = min(pages, -(-layer.window_tokens // self.page_tokens))
             size = layer.token_bytes * pages * self.page_tokens
             total += -(-size.numerator // size.denominator) + layer.state_bytes
         return total
-
-    def _window_pages(self, window_tokens: int) -> int:
-        if self.slides:
-            return held_pages(window_tokens, self.page_tokens)
-        return -(-window_tokens // self.page_tokens)
 
     def concurrency(self, context_tokens: int) -> float:
         """Pool over request, at most ``max_num_seqs``."""
@@ -129,8 +110,8 @@ class PagePool:
 
     @property
     def hit_granularity_tokens(self) -> int:
-        """Prefix hits come in pages, unless the engine says otherwise."""
-        return self.hit_tokens or self.page_tokens
+        """Prefix hits come in pages."""
+        return self.page_tokens
 
     @property
     def findings(self) -> tuple[Finding, ...]:

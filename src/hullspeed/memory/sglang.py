@@ -105,6 +105,12 @@ class SglangAllocator:
             track_tokens=int(profile.rule("track_interval_tokens")),
         )
 
+    def chunked_prefill_tokens(self, gpu: GpuMemory, settings: EngineSettings) -> int:
+        """``--chunked-prefill-size``: the flag, or the default from the GPU's size."""
+        if settings.max_num_batched_tokens is not None:
+            return settings.max_num_batched_tokens
+        return int(_gpu_class(gpu, self.profile(settings))["chunked_prefill_tokens"])
+
     def static_fraction(
         self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, *, vision: bool
     ) -> float:
@@ -114,7 +120,7 @@ class SglangAllocator:
         profile = self.profile(settings)
         number = profile.number
         row = _gpu_class(gpu, profile)
-        chunk = settings.max_num_batched_tokens or int(row["chunked_prefill_tokens"])
+        chunk = self.chunked_prefill_tokens(gpu, settings)
         reserved = number("reserved_base_mib") * MIB
         reserved += (
             max(chunk, number("reserved_min_chunk_tokens"))

@@ -40,17 +40,16 @@ def largest_window(arch: ModelArch) -> int:
     return max((m.window_tokens for m in mixers if isinstance(m, SlidingAttention)), default=0)
 
 
-def window_apart(
-    arch: ModelArch, *, page_tokens: int, step_tokens: int, context_tokens: int
-) -> int:
-    """The largest window, if a sequence of ``context_tokens`` holds less of it than of the context:
-    only then are pages of windows kept apart. Else 0.
+def window_fits(
+    window_tokens: int, *, page_tokens: int, step_tokens: int, context_tokens: int
+) -> bool:
+    """Whether a sequence of ``context_tokens`` holds less of a window than of the context: only
+    then are pages of windows kept apart.
     """
-    window = largest_window(arch)
-    if not window:
-        return 0
-    held = held_pages(window, page_tokens, min(step_tokens, context_tokens))
-    return window if held < -(-context_tokens // page_tokens) else 0
+    if not window_tokens:
+        return False
+    held = held_pages(window_tokens, page_tokens, min(step_tokens, context_tokens))
+    return held < -(-context_tokens // page_tokens)
 
 
 class PageSplit(NamedTuple):

@@ -10,7 +10,7 @@ from hullspeed.arch.tensors import Role
 from hullspeed.errors import UnsupportedModelError
 from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.memory.held import read_bytes
-from hullspeed.memory.ours import kv_format
+from hullspeed.memory.ours_room import kv_format
 from hullspeed.perf.work import Shape, Work
 
 

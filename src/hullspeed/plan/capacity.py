@@ -10,14 +10,15 @@ from hullspeed.hardware.machine import Machine
 from hullspeed.memory.allocators import allocator
 from hullspeed.memory.budget import EngineSettings, GpuMemory, MemoryStack, PoolPlan
 from hullspeed.memory.layers import kv_dtype_of, state_dtype_of
-from hullspeed.memory.ours import kv_format
+from hullspeed.memory.ours_room import kv_format
+from hullspeed.memory.sglang import SglangAllocator
 from hullspeed.memory.vllm import VllmAllocator
 from hullspeed.memory.vllm_runtime import resolve_limits
 from hullspeed.plan.model import PlannedModel
 from hullspeed.plan.workload import Workload
 
 CONTEXTS = (2048, 8192, 32768, 131072, 262144)
-_STEP_TOKENS = 8192  # chunked prefill of SGLang on cards above 60 GiB, TensorRT-LLM
+_STEP_TOKENS = 8192  # max_num_tokens of TensorRT-LLM
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -111,7 +112,7 @@ def make_capacity(
     engine = allocator(settings.engine)
     stack = engine.stack(model.arch, memory, settings, model.weights)
     low, high = stack.pool_interval
-    pool = engine.pool(model.arch, memory, settings, stack.pool_bytes)
+    pool = engine.pool(model.arch, memory, settings, stack.divided_bytes[0])
     served = pool.served_concurrency(workload.request_tokens)
     served_low = served
     if tables and low != stack.pool_bytes:
@@ -189,4 +190,6 @@ def step_tokens(arch: ModelArch, memory: GpuMemory, settings: EngineSettings) ->
     if settings.engine == "vllm":
         profile = VllmAllocator().profile(settings)
         return resolve_limits(arch, memory, settings, profile).max_num_batched_tokens
+    if settings.engine == "sglang":
+        return SglangAllocator().chunked_prefill_tokens(memory, settings)
     return _STEP_TOKENS

@@ -151,7 +151,20 @@ def _with_engine_limits(case: Case) -> Case:
     if seqs is None and settings.engine == "vllm":
         seqs = max(_LEAST_SEQS, workload.concurrency)
     context = settings.max_model_len or workload.context_tokens
-    return case.with_settings(max_model_len=context, max_num_seqs=seqs)
+    case = case.with_settings(max_model_len=context, max_num_seqs=seqs)
+    if seqs is None and settings.engine == "hullspeed":
+        return case.with_settings(max_num_seqs=_starting_seqs(case))
+    return case
+
+
+def _starting_seqs(case: Case) -> int | None:
+    """With how many sequences the embedded engine starts, where the recurrent states of its own
+    default do not fit.
+    """
+    engine, arch, memory = allocator("hullspeed"), case.model.arch, case.memory()
+    stack = engine.stack(arch, memory, case.settings, case.model.weights)
+    pool = engine.pool(arch, memory, case.settings, stack.divided_bytes[0])
+    return pool.max_num_seqs or None if pool.findings else None
 
 
 def _missed(workload: Workload, speed: Speed | None) -> list[str]:

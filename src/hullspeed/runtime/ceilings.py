@@ -44,7 +44,7 @@ from hullspeed.models.decoder import Decoder
 from hullspeed.models.weights import Weights
 from hullspeed.perf.step import StepCost, kv_heads_of
 from hullspeed.perf.work import Shape, Work
-from hullspeed.runtime.room import page_size
+from hullspeed.memory.ours_room import page_size
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _DECODES = ((1, 512), (1, 2048), (4, 1024), (16, 512), (32, 512))

@@ -20,9 +20,9 @@ from torch import Tensor
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
 from hullspeed.kernels.batch import Batch, SpanInput
+from hullspeed.memory.ours_room import page_size
 from hullspeed.models.decoder import Decoder
 from hullspeed.runtime.config import KvDtype
-from hullspeed.runtime.room import page_size
 
 PAGE_TOKENS = 64
 CHUNK_TOKENS = 256

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import hullspeed.kernels  # noqa: F401 # before torch: it bounds how long idle threads spin
 from hullspeed.arch.load import load_arch
 from hullspeed.arch.model import ModelArch
 from hullspeed.clock import MonotonicClock
@@ -16,13 +15,14 @@ from hullspeed.errors import UsageError
 from hullspeed.hardware.machine import detect_machine
 from hullspeed.memory.held import held_dtype
 from hullspeed.memory.ours import held_weights
+from hullspeed.memory.ours_room import Room
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.load import load_decoder
 from hullspeed.models.support import skipped_parts
 from hullspeed.runtime.config import EngineConfig, served_name
 from hullspeed.runtime.executor import TorchExecutor
 from hullspeed.runtime.messages import ModelInfo
-from hullspeed.runtime.room import Room, plan_room
+from hullspeed.runtime.room import plan_room
 from hullspeed.runtime.sampler import Sampler
 from hullspeed.runtime.warmup import warm_up
 from hullspeed.sources.files import ModelFiles

@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from hullspeed.errors import BrokenStackError, HullspeedError
@@ -96,7 +98,9 @@ def on_cores(
     )
     done = False
     try:
-        yield from pool.map(_work, questions, chunksize=_chunk(len(questions), workers))
+        with _interrupts_later():
+            found = pool.map(_work, questions, chunksize=_chunk(len(questions), workers))
+        yield from found
         done = True
     finally:
         if not done:
@@ -105,11 +109,32 @@ def on_cores(
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Processes started meanwhile never see a Ctrl-C, which is the parent's to handle, not even
+    before their first line of Python. The parent is interrupted afterwards, when it knows them all.
+    """
+    seen: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it
+    # Another thread of ours, such as one of a numerical library, may still take the signal, and
+    # Python then interrupts the main thread: so it is written down there.
+    handler = None
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+    if seen:
+        raise KeyboardInterrupt
+
+
 _shared: list[tuple[Workload, Objective]] = []
 
 
 def _begin(workload: Workload, objective: Objective) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _shared[:] = [(workload, objective)]
 
 

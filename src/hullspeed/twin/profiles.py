@@ -22,14 +22,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         cache: Prefix cache of models without recurrent state.
         hybrid_cache: Of models with it; the same unless given.
         page_tokens: Pages of the simulation; 0 takes the allocator's blocks.
-        step_tokens: Token budget of a step unless set.
         source: Where this was read, and what is simplified.
     """
 
     order: Literal["mixed", "prefill_first"]
     reserve: Literal["page", "none", "ratio", "whole"]
     cache: str
-    step_tokens: int
     source: str
     hybrid_cache: str = ""
     ratio: float = 0.0

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from hullspeed.arch.model import ModelArch
+from hullspeed.core.build import STATE_BLOCK_TOKENS
 from hullspeed.errors import CapacityError
 from hullspeed.memory.allocators import MemoryPlan, plan_memory
 from hullspeed.memory.budget import EngineSettings, GpuMemory, PoolPlan, WeightBytes
 from hullspeed.memory.layers import keeps_state, state_dtype_of
-from hullspeed.memory.ours import HullspeedAllocator
-from hullspeed.memory.pages import PagePool
+from hullspeed.memory.ours_pool import RoomPool
+from hullspeed.memory.profile import engine_profile
+from hullspeed.memory.sglang import SglangAllocator
 from hullspeed.memory.sglang_pool import SglangPool
 from hullspeed.memory.vllm import VllmAllocator
-from hullspeed.memory.vllm_runtime import resolve_limits
+from hullspeed.memory.vllm_runtime import Limits, resolve_limits
 from hullspeed.memory.windows import largest_window
 from hullspeed.perf.work import Shape, Work
 from hullspeed.twin.engine import EngineModel
-from hullspeed.twin.profiles import Profile, profile
+from hullspeed.twin.profiles import profile
 from hullspeed.units import format_bytes
-
-_DEFAULT_RUNNING = 256  # where neither the flag nor the pool bounds the sequences at once
 
 
 def engine_model(
@@ -48,15 +49,17 @@ def engine_model(
         UnsupportedModelError: if the engine does not run the model.
     """
     how = profile(settings.engine)
+    settings = replace(settings, cache=cache)
     plan = plan_memory(arch, memory, settings, weights)
     hybrid = keeps_state(arch)
     page_tokens = how.page_tokens or plan.pool.block_tokens
-    if hybrid:
-        room = _hybrid_room(arch, settings, plan, page_tokens)
+    running = _max_running(arch, memory, plan)
+    if isinstance(plan.pool, RoomPool):
+        room = _own_room(plan.pool)
+    elif hybrid:
+        room = _hybrid_room(arch, plan, page_tokens, running)
     else:
-        room = _window_room(arch, settings, plan, cache) or _dense_room(
-            settings, plan, page_tokens, typical_tokens
-        )
+        room = _dense_room(arch, plan, page_tokens, running, typical_tokens)
     if room.n_pages < 1 or room.max_running < 1:
         raise CapacityError(
             f"{settings.engine} would not start: no sequence fits its pool",
@@ -72,16 +75,19 @@ def engine_model(
         page_bytes=room.page_bytes,
         state_slots=room.state_slots,
         state_bytes=room.state_bytes,
+        stored_slots=room.stored_slots,
         n_window_pages=room.n_window_pages,
         window_tokens=room.window_tokens,
         window_page_bytes=room.window_page_bytes,
         shared_bytes=room.shared_bytes,
         max_running=room.max_running,
-        step_tokens=_step_tokens(arch, memory, settings, how),
+        step_tokens=_step_tokens(arch, memory, settings),
         max_context_tokens=settings.max_model_len or arch.max_context_tokens,
         cache=cache or (how.hybrid_cache if hybrid and how.hybrid_cache else how.cache),
         eviction=eviction,
-        block_tokens=plan.pool.hit_granularity_tokens,
+        block_tokens=STATE_BLOCK_TOKENS
+        if settings.engine == "hullspeed"
+        else plan.pool.hit_granularity_tokens,
         flops_per_token=work.body_flops(1),
         flops_per_token_pair=pair_flops(work),
         policy=how.policy,
@@ -96,56 +102,53 @@ class _Room(NamedTuple):
     max_running: int
     state_slots: int = 0
     state_bytes: int = 0
+    stored_slots: int = 0
     shared_bytes: int = 0
     n_window_pages: int = 0
     window_tokens: int = 0
     window_page_bytes: int = 1
 
 
-def _dense_room(
-    settings: EngineSettings, plan: MemoryPlan, page_tokens: int, typical_tokens: int
-) -> _Room:
-    pool = plan.pool
-    page_bytes = _page_bytes(pool, page_tokens)
-    running = _max_running(plan, settings)
-    sequences = pool.concurrency(typical_tokens)
-    bound = settings.max_num_seqs
-    if bound is not None and sequences >= bound:  # the flag binds, not the pages
-        return _Room(pool.pool_bytes // page_bytes, page_bytes, running)
-    return _Room(int(sequences * -(-typical_tokens // page_tokens)), page_bytes, running)
-
-
-def _window_room(
-    arch: ModelArch, settings: EngineSettings, plan: MemoryPlan, cache: str | None
-) -> _Room | None:
-    """Of the embedded engine, which keeps pages of windows apart."""
-    pool = plan.pool
-    if settings.engine != "hullspeed" or cache == "hash" or not isinstance(pool, PagePool):
-        return None
-    split = HullspeedAllocator().window_split(arch, settings, pool)
-    if split is None:
-        return None
+def _own_room(pool: RoomPool) -> _Room:
+    """What the embedded engine itself would make of the memory, or why it would not start."""
+    if pool.room is None:
+        raise CapacityError(
+            f"hullspeed would not start: {pool.shortage}", seen=format_bytes(pool.budget_bytes)
+        ) from pool.shortage
+    room = pool.room
     return _Room(
-        split.n_pages,
-        max(1, pool.bytes_per_block),
-        _max_running(plan, settings),
-        n_window_pages=split.n_window_pages,
-        window_tokens=largest_window(arch),
-        window_page_bytes=pool.bytes_per_window_page,
+        n_pages=room.n_pages,
+        page_bytes=max(1, room.page_bytes),
+        max_running=pool.rules.max_running,
+        state_slots=room.n_state_slots,
+        state_bytes=room.end_bytes,
+        stored_slots=room.n_stored_slots,
+        n_window_pages=room.n_window_pages,
+        window_tokens=room.window_tokens,
+        window_page_bytes=max(1, room.window_page_bytes),
     )
 
 
-def _hybrid_room(
-    arch: ModelArch, settings: EngineSettings, plan: MemoryPlan, page_tokens: int
+def _dense_room(
+    arch: ModelArch, plan: MemoryPlan, page_tokens: int, running: int, typical_tokens: int
 ) -> _Room:
+    pool = plan.pool
+    page_bytes = _page_bytes(pool, page_tokens)
+    sequences = pool.concurrency(typical_tokens)
+    if largest_window(arch) and sequences < running:
+        n_pages = int(sequences * -(-typical_tokens // page_tokens))
+        return _Room(n_pages, page_bytes, running)
+    return _Room(pool.pool_bytes // page_bytes, page_bytes, running)
+
+
+def _hybrid_room(arch: ModelArch, plan: MemoryPlan, page_tokens: int, running: int) -> _Room:
     """SGLang has slots apart from pages; the others take both out of the same bytes. A sequence
     that computes holds up to two states: the one it reads and the one it writes.
     """
-    pool = plan.pool
+    pool, settings = plan.pool, plan.settings
     page_bytes = _page_bytes(pool, page_tokens)
     dtype = state_dtype_of(arch, settings.state_dtype)
     state_bytes = max(1, round(arch.state_bytes(dtype, arch.dtype)) // settings.tp)
-    running = _max_running(plan, settings)
     if isinstance(pool, SglangPool):
         running = min(running, (pool.slots - 1) // 2)
         n_pages = pool.tokens // page_tokens
@@ -154,7 +157,7 @@ def _hybrid_room(
     slots = n_bytes // state_bytes
     running = min(running, (slots - 1) // 2)
     n_pages = (n_bytes - 3 * state_bytes) // page_bytes
-    return _Room(n_pages, page_bytes, running, slots, state_bytes, n_bytes)
+    return _Room(n_pages, page_bytes, running, slots, state_bytes, shared_bytes=n_bytes)
 
 
 def pair_flops(work: Work) -> float:
@@ -170,17 +173,30 @@ def _page_bytes(pool: PoolPlan, page_tokens: int) -> int:
     return max(1, grown * page_tokens // long)
 
 
-def _max_running(plan: MemoryPlan, settings: EngineSettings) -> int:
-    bounds = [settings.max_num_seqs or _DEFAULT_RUNNING]
-    if plan.pool.max_num_seqs is not None:
-        bounds.append(max(1, plan.pool.max_num_seqs))
-    return min(bounds)
+def _max_running(arch: ModelArch, memory: GpuMemory, plan: MemoryPlan) -> int:
+    """The flag, else the engine's own default, as far as it starts."""
+    pool, settings = plan.pool, plan.settings
+    if isinstance(pool, SglangPool):
+        return pool.max_running_requests
+    running = settings.max_num_seqs
+    if running is None and settings.engine == "vllm":
+        running = _vllm_limits(arch, memory, settings).max_num_seqs
+    if running is None:
+        running = int(engine_profile(settings.engine, settings.version).number("default_num_seqs"))
+    return running if pool.max_num_seqs is None else min(running, max(1, pool.max_num_seqs))
 
 
-def _step_tokens(arch: ModelArch, memory: GpuMemory, settings: EngineSettings, how: Profile) -> int:
+def _step_tokens(arch: ModelArch, memory: GpuMemory, settings: EngineSettings) -> int:
+    """The flag, else the engine's own default."""
     if settings.max_num_batched_tokens is not None:
         return settings.max_num_batched_tokens
     if settings.engine == "vllm":
-        rules = VllmAllocator().profile(settings)
-        return resolve_limits(arch, memory, settings, rules).max_num_batched_tokens
-    return how.step_tokens
+        return _vllm_limits(arch, memory, settings).max_num_batched_tokens
+    if settings.engine == "sglang":
+        return SglangAllocator().chunked_prefill_tokens(memory, settings)
+    profile = engine_profile(settings.engine, settings.version)
+    return int(profile.number("default_batched_tokens"))
+
+
+def _vllm_limits(arch: ModelArch, memory: GpuMemory, settings: EngineSettings) -> Limits:
+    return resolve_limits(arch, memory, settings, VllmAllocator().profile(settings))
