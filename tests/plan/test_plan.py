@@ -62,7 +62,53 @@ def test_too_many_requests_says_how_many_run(make_case: MakeCase) -> None:
     finding = next(f for f in plan.findings if f.code == "PLAN002")
     assert finding.severity is Severity.ERROR
     assert plan.speed is not None
-    assert plan.speed.concurrency == plan.capacity.served
+    assert plan.speed.concurrency == 64
+    assert plan.speed.running == plan.capacity.served
+    # 61 wait for answers of the 3 that run, which come at their rate.
+    waits_s = 61 / plan.speed.requests_per_s
+    assert 0.8 * waits_s < plan.speed.ttft_s.value < 1.3 * waits_s
+    assert plan.speed.ttft_s.low < plan.speed.ttft_s.value < plan.speed.ttft_s.high
+
+
+def test_where_memory_is_the_limit_the_wait_is_predicted(make_case: MakeCase) -> None:
+    """Llama 70B FP8 on 2 x H100, 8,192/1,024: published TTFT is 1.28 s at 16 in flight and 59.2 s
+    at 64. A formula without a queue says about a second for both.
+    """
+    plans = [
+        make_plan(make_case("nvidia/Llama-3.1-70B-Instruct-FP8", "h100-sxm", isl=8192, osl=1024,
+                            context=9216, concurrency=n, tp=2, kv_dtype="bf16",
+                            memory_fraction=0.9))
+        for n in (16, 64)
+    ]  # fmt: skip
+    free, queued = (plan.speed for plan in plans)
+    assert free is not None
+    assert queued is not None
+    assert free.ttft_s.value < 2.0
+    assert queued.ttft_s.low < 59.2 < queued.ttft_s.high
+    assert queued.ttft_s.value > 40
+
+
+def test_slots_that_never_run_take_no_memory(make_case: MakeCase) -> None:
+    many = make_plan(make_case("Qwen/Qwen3-32B", "h100-sxm", isl=4000, osl=300, concurrency=1000))
+    few = make_plan(make_case("Qwen/Qwen3-32B", "h100-sxm", isl=4000, osl=300, concurrency=16))
+    assert many.capacity.served == few.capacity.served
+    assert int(many.flags["--max-num-seqs"]) <= 32
+
+
+def test_a_rate_beyond_what_is_completed_says_what_is(make_case: MakeCase) -> None:
+    plan = make_plan(make_case("Qwen/Qwen3-32B", "h100-sxm", isl=4000, osl=300, rate=2.0))
+    assert not plan.ok
+    assert plan.speed is not None
+    assert plan.speed.requests_per_s < 2
+    assert f"completes {plan.speed.requests_per_s:.3g} requests/s" in plan.summary
+    assert [f.code for f in plan.findings if f.severity is Severity.ERROR] == ["PLAN004"]
+    # One that is completed is answered as arrivals, with room for more than the usual number.
+    kept = make_plan(make_case("Qwen/Qwen3-32B", "h200-sxm", isl=4000, osl=300, rate=1.0))
+    assert kept.ok
+    assert kept.speed is not None
+    assert kept.speed.output_tokens_per_s.value == pytest.approx(300)
+    assert kept.speed.ttft_p99_s is not None
+    assert kept.speed.ttft_s.value < kept.speed.ttft_p99_s.value
 
 
 def test_weights_that_do_not_fit_have_no_speed_and_no_flags(make_case: MakeCase) -> None:

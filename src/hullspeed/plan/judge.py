@@ -9,6 +9,7 @@ from hullspeed.memory.allocators import allocator
 from hullspeed.memory.budget import MemoryStack, Term
 from hullspeed.plan.capacity import Capacity
 from hullspeed.plan.case import Case
+from hullspeed.plan.speed import Speed
 from hullspeed.plan.workload import Workload
 from hullspeed.units import format_bytes, format_tokens
 
@@ -96,12 +97,21 @@ def longest_context(capacity: Capacity) -> str:
     return "no context fits: smaller weights, more GPUs or a larger one"
 
 
-def rate_too_high(workload: Workload, most_in_flight: int) -> Finding:
-    """The rate cannot be reached with any number in flight."""
+def rate_too_high(workload: Workload, speed: Speed, most_in_flight: int | None) -> Finding:
+    """The rate is more than is completed: with what memory runs at once, or, where
+    ``most_in_flight`` were tried, with any number.
+    """
+    why = (
+        f"the {speed.running} requests that run at once complete {speed.requests_per_s:.3g} of them"
+    )
+    if most_in_flight is not None:
+        why += f"; even {most_in_flight:,} would not, memory left aside"
     return Finding(
         code="PLAN004",
         severity=Severity.ERROR,
-        what=f"{workload.rate:g} requests a second are more than this target completes",
-        why=f"even with {most_in_flight:,} in flight the queue grows, memory left aside",
+        what=f"{workload.rate:g} requests a second are more than this target completes: the queue "
+        "grows for as long as they come, and TTFT with it",
+        why=why,
+        evidence={"completed": f"{speed.requests_per_s:.3g}/s"},
         fix="more replicas, or see the remedies",
     )

@@ -92,13 +92,25 @@ def make_plan(
     stack, pool, capacity = make_capacity(
         case.model, case.memory(), settings, workload, tables=advice
     )
-    findings = [*stack.findings, *pool.findings, *of_capacity(workload, stack, capacity)]
-    if unreachable:
-        findings.append(rate_too_high(workload, _MOST_IN_FLIGHT))
+    slots = 2 * max(capacity.served, _LEAST_SEQS)
+    if asked.settings.max_num_seqs is None and (settings.max_num_seqs or 0) > slots > 0:
+        # Slots that can never run take memory from those that could.
+        case = case.with_settings(max_num_seqs=slots)
+        settings = case.settings
+        stack, pool, capacity = make_capacity(
+            case.model, case.memory(), settings, workload, tables=advice
+        )
+    running = min(workload.concurrency, capacity.served)
+    growing = workload.rate is not None and (unreachable or running < workload.concurrency)
+    in_flight = running if growing else workload.concurrency
+    speed = predictor.speed(workload, in_flight, capacity.served) if predictor and running else None
+    findings = [*stack.findings, *pool.findings]
+    if growing and speed is not None:
+        findings.append(rate_too_high(workload, speed, _MOST_IN_FLIGHT if unreachable else None))
+    else:
+        findings += of_capacity(workload, stack, capacity)
     if advice:
         findings += of_defaults(asked, findings)
-    running = min(workload.concurrency, capacity.served)
-    speed = predictor.speed(workload, running) if predictor and running else None
     missed = _missed(workload, speed)
     verdict = _verdict(stack, capacity, missed, findings)
     ssm, dtype = state_dtype(arch, settings), kv_dtype(arch, settings)
@@ -111,7 +123,7 @@ def make_plan(
         workload=workload,
         verdict=verdict,
         ok=verdict == "fits",
-        summary=_summary(case, workload, stack, capacity, missed, findings, verdict),
+        summary=_summary(case, workload, stack, capacity, missed, findings, verdict, speed),
         limit=_limit(stack, capacity, speed, missed),
         assumptions=_assumptions(case, workload, dtype, ssm if state_bytes else ""),
         findings=tuple(findings),
@@ -199,7 +211,7 @@ def _first_error(findings: list[Finding]) -> Finding | None:
 
 def _summary(
     case: Case, workload: Workload, stack: MemoryStack, capacity: Capacity, missed: list[str],
-    findings: list[Finding], verdict: Verdict,
+    findings: list[Finding], verdict: Verdict, speed: Speed | None,
 ) -> str:  # fmt: skip
     what = f"{case.model.name} on {case.target} with {case.settings.engine}"
     size = (
@@ -210,6 +222,12 @@ def _summary(
         return f"{what} fits {size}; memory holds {capacity.served} such"
     if verdict == "misses objective":
         return f"{what} fits {size}, but misses its objective: {'; '.join(missed)}"
+    if workload.rate is not None and speed and speed.requests_per_s < workload.rate:
+        return (
+            f"{what} completes {speed.requests_per_s:.3g} requests/s of "
+            f"{format_tokens(workload.request_tokens)} tokens, not the {workload.rate:g} asked; "
+            f"memory runs {capacity.served} at once"
+        )
     if verdict == "refused by a finding" and (error := _first_error(findings)):
         return f"{what} would hold {size}, but: {error.what}"
     if verdict == "too many requests":
@@ -250,7 +268,9 @@ def _assumptions(case: Case, workload: Workload, kv: str, ssm: str) -> tuple[str
             lines.append("memory is shared with the system, whose use is not subtracted")
     if workload.shared_prefix:
         lines.append(f"first {workload.shared_prefix:,} input tokens are shared and stay cached")
-    lines.append("TTFT and ITL are means; lengths are the typical ones, not a distribution")
+    if workload.rate is not None:
+        lines.append("requests arrive at random (Poisson) at the rate given")
+    lines.append("TTFT is a median, ITL a mean; lengths vary by 10 % around the typical ones")
     return tuple(lines)
 
 

@@ -91,7 +91,7 @@ def _effect(case: Case) -> _Effect:
     running = min(case.workload.concurrency, capacity.served)
     if predictor is None or running < 1:
         return _Effect(capacity.served, longest, 0.0)
-    speed = predictor.speed(case.workload, running)
+    speed = predictor.speed(case.workload, running)  # queues change waits, not the output
     return _Effect(capacity.served, longest, speed.output_tokens_per_s.value)
 
 

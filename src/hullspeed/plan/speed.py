@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +24,7 @@ from hullspeed.perf.fitted import (
 )
 from hullspeed.perf.measured_tables import CostModel, TableCost, table_cost
 from hullspeed.perf.nearest import PublicPoint, nearest_points
-from hullspeed.perf.replay import Ask, Engine, Replayed, replay
+from hullspeed.perf.replay import Ask, Engine, Served, replay
 from hullspeed.perf.speculative import MTP_ACCEPT, SpeculativeCost
 from hullspeed.perf.steady import Steady, prefill_seconds, steady_state
 from hullspeed.perf.step import StepCost
@@ -33,7 +34,8 @@ from hullspeed.plan.model import PlannedModel
 from hullspeed.plan.workload import Workload
 
 CPU_STEP_TOKENS = 256
-_LEAST_REPLAYED = 24
+_LEAST_REPLAYED, _LEAST_ARRIVALS = 24, 200
+_MOST_REPLAYED = 512  # in flight; a longer queue only waits longer
 _APART = 0.1  # lengths vary by as much around the typical ones
 _OTHER_SHAPES_ERROR = 0.3  # GEMM rates of a model twice as wide or half as wide differ by as much
 
@@ -62,12 +64,14 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """Prediction for ``concurrency`` requests in flight.
+    """Prediction for ``concurrency`` requests in flight, of which ``running`` run at once; the
+    others wait for their ends.
 
     Attributes:
         ttft_s: Cold, shared prefix computed each time, between settled and burst.
         ttft_cached_s: With the shared prefix found in the cache.
-        ttft_p99_s: Slowest of a hundred, the burst at the start left out.
+        ttft_p99_s: Slowest of a hundred, the burst at the start left out; with the shared prefix
+            found in the cache if there is one, as are ITL and output.
         goodput_per_s: Requests per second that meet the workload's objective; ``None`` without one.
         decode_bound_tokens_per_s: Of one request alone: bandwidth over the bytes that a token
             reads. No engine is faster without speculation.
@@ -79,6 +83,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     concurrency: int
+    running: int
     ttft_s: Quantity
     ttft_settled_s: float
     ttft_burst_s: float
@@ -100,7 +105,15 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
         """All of them, as a reader wants them listed."""
         cached = [self.ttft_cached_s] if self.ttft_cached_s else []
         tail = [self.ttft_p99_s] if self.ttft_p99_s else []
-        return [self.ttft_s, *tail, *cached, self.itl_s, self.prefill_s, self.output_tokens_per_s]
+        return [*cached, self.ttft_s, *tail, self.itl_s, self.prefill_s, self.output_tokens_per_s]
+
+
+class _Seen(NamedTuple):
+    """What requests of a replay saw; ``good`` is the share within the objectives."""
+
+    ttft_s: float
+    ttft_p99_s: float
+    good: float | None
 
 
 class Predictor:
@@ -220,43 +233,50 @@ class Predictor:
             cost_model="measured here",
         )
 
-    def speed(self, workload: Workload, concurrency: int) -> Speed:
-        """Speed with ``concurrency`` requests in flight."""
-        cold = self._steady(workload, concurrency, 0)
-        played = self._play(workload, concurrency, 0)
-        first = sorted(served.ttft_s for served in played.served[concurrency:])
+    def speed(self, workload: Workload, concurrency: int, most: int | None = None) -> Speed:
+        """Speed with ``concurrency`` requests in flight, where memory runs ``most`` at once: all of
+        them unless given.
+        """
+        most = most or concurrency
+        running = min(concurrency, most)
+        cold = self._steady(workload, running, 0)
+        first = self._play(workload, concurrency, most, 0)
         alone_s = cold.prefill_s + self._request_seconds(workload)
-        regime = regime_of(statistics.median(first) / alone_s)
-        cached = None
+        waiting = concurrency > running
+        regime = regime_of(first.ttft_s / alone_s)
+        name = "TTFT, prefix computed" if workload.shared_prefix else "TTFT"
+        ttft = self._ttft(name, cold, regime, first.ttft_s, waiting=waiting)
+        usual, seen, cached = cold, first, None
         if workload.shared_prefix:
-            warm = self._steady(workload, concurrency, workload.shared_prefix)
-            again = self._play(workload, concurrency, workload.shared_prefix)
-            after = [served.ttft_s for served in again.served[concurrency:]]
+            usual = self._steady(workload, running, workload.shared_prefix)
+            seen = self._play(workload, concurrency, most, workload.shared_prefix)
             name = "TTFT, shared prefix cached"
-            cached = self._ttft(name, warm, regime, statistics.median(after))
+            cached = self._ttft(name, usual, regime, seen.ttft_s, waiting=waiting)
         low, high = self._spread("tpot", regime)
         slow, fast = self._spread("output", regime)
-        per_s = (warm if workload.shared_prefix else cold).output_tokens_per_s
+        per_s = usual.output_tokens_per_s
+        if workload.rate is not None:  # no more comes out than goes in
+            per_s = min(per_s, workload.rate * workload.osl)
+        itl_s = usual.itl_s
         return Speed(
             concurrency=concurrency,
-            ttft_s=self._ttft("TTFT", cold, regime, statistics.median(first)),
-            ttft_p99_s=self._ttft("TTFT p99", cold, regime, _p99(first)),
-            goodput_per_s=_goodput(workload, played, concurrency, per_s / workload.osl),
+            running=running,
+            ttft_s=ttft,
+            ttft_p99_s=self._ttft("TTFT p99", usual, regime, seen.ttft_p99_s, waiting=waiting),
+            goodput_per_s=None if seen.good is None else seen.good * per_s / workload.osl,
             decode_bound_tokens_per_s=self._decode_bound(workload),
-            limits=self._limits(workload, concurrency, cold),
+            limits=self._limits(workload, running, cold),
             nearest=self._near(workload, concurrency) if self._near else (),
             ttft_settled_s=cold.ttft_settled_s,
             ttft_burst_s=cold.ttft_burst_s,
             ttft_cached_s=cached,
-            itl_s=Quantity(
-                name="ITL", unit="s", value=cold.itl_s, low=cold.itl_s * low, high=cold.itl_s * high
-            ),
+            itl_s=Quantity(name="ITL", unit="s", value=itl_s, low=itl_s * low, high=itl_s * high),
             prefill_s=self.prefill(workload.isl),
             output_tokens_per_s=Quantity(
                 name="output", unit="tok/s", value=per_s, low=per_s * slow, high=per_s * fast
             ),
             requests_per_s=per_s / workload.osl,
-            bound=self._bound(workload, concurrency),
+            bound=self._bound(workload, running),
             source=self._told(),
             cost_model=self._cost_model,
         )
@@ -310,31 +330,54 @@ class Predictor:
             stream_token_s=self._stream_s,
         )
 
-    def _play(self, workload: Workload, concurrency: int, cached_tokens: int) -> Replayed:
-        """The workload as a closed loop, lengths a little apart as requests' are."""
+    def _play(self, workload: Workload, concurrency: int, most: int, cached_tokens: int) -> _Seen:
+        """The workload played, lengths a little apart as requests' are: as arrivals of its rate if
+        so many are completed, else as a closed loop. Of a queue longer than is worth playing, waits
+        grow with its length.
+        """
         rng = random.Random(0)  # noqa: S311 - a workload, not a secret
-        asks = []
-        for _ in range(concurrency + max(_LEAST_REPLAYED, 3 * concurrency)):
+        running = min(concurrency, most)
+        in_flight = min(concurrency, max(running, _MOST_REPLAYED))
+        n_asks = in_flight + max(_LEAST_REPLAYED, 3 * in_flight)
+        rate = workload.rate
+        if rate is not None:
+            steady = self._steady(workload, running, cached_tokens)
+            rate = rate if steady.requests_per_s >= rate else None
+        if rate is not None:
+            n_asks = in_flight + max(_LEAST_ARRIVALS, 3 * in_flight)
+            running = most  # more than usual when they come close together
+        asks, at_s = [], 0.0
+        for _ in range(n_asks):
             new, osl = (
                 max(1, round(n * rng.uniform(1 - _APART, 1 + _APART)))
                 for n in (workload.isl - cached_tokens, workload.osl)
             )
-            asks.append(Ask(new + cached_tokens, osl, cached_tokens))
+            asks.append(Ask(new + cached_tokens, osl, cached_tokens, at_s))
+            at_s += rng.expovariate(rate) if rate is not None else 0.0
         engine = self._engine._replace(
-            step_tokens=max(self.step_tokens, concurrency + 1), max_running=concurrency,
+            step_tokens=max(self.step_tokens, running + 1), max_running=running,
             first_token_s=0.0, request_s=self._request_seconds(workload),
         )  # fmt: skip
-        return replay(self.cost, asks, engine, concurrency=concurrency)
-
-    def _ttft(self, name: str, steady: Steady, regime: str, value: float) -> Quantity:
-        low, high = self._spread("ttft", regime)
-        return Quantity(
-            name=name,
-            unit="s",
-            value=value,
-            low=min(steady.ttft_settled_s, value * low),
-            high=max(steady.ttft_burst_s, value * high),
+        closed = 0 if rate is not None else in_flight
+        served = replay(self.cost, asks, engine, concurrency=closed).served[in_flight:]
+        ordered = sorted(one.ttft_s for one in served)
+        longer = concurrency / in_flight
+        return _Seen(
+            ttft_s=longer * statistics.median(ordered),
+            ttft_p99_s=longer * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
+            good=_good(workload, served),
         )
+
+    def _ttft(
+        self, name: str, steady: Steady, regime: str, value: float, *, waiting: bool
+    ) -> Quantity:
+        """With its interval; of requests that do not wait for others' ends at least from settled to
+        burst.
+        """
+        low, high = (value * factor for factor in self._spread("ttft", regime))
+        if not waiting:
+            low, high = min(steady.ttft_settled_s, low), max(steady.ttft_burst_s, high)
+        return Quantity(name=name, unit="s", value=value, low=low, high=high)
 
     def _decode_bound(self, workload: Workload) -> float:
         """Tokens per second of one request if nothing but its bytes took time."""
@@ -387,23 +430,16 @@ def _plain(cost: StepSeconds) -> StepSeconds:
     return cost.guard if isinstance(cost, TableCost) else cost
 
 
-def _p99(ordered: list[float]) -> float:
-    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-
-
-def _goodput(
-    workload: Workload, played: Replayed, skipped: int, requests_per_s: float
-) -> float | None:
-    """Requests per second within both objectives; ``None`` if there are none."""
+def _good(workload: Workload, served: Sequence[Served]) -> float | None:
+    """Share of requests within both objectives; ``None`` if there are none."""
     if workload.ttft_s is None and workload.tpot_s is None:
         return None
-    served = played.served[skipped:]
     good = sum(
         (workload.ttft_s is None or one.ttft_s <= workload.ttft_s)
         and (workload.tpot_s is None or one.tpot_s <= workload.tpot_s)
         for one in served
     )
-    return requests_per_s * good / len(served)
+    return good / len(served)
 
 
 def _near(

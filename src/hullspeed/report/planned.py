@@ -34,7 +34,7 @@ def plan_report(plan: Plan, *, explain: bool = False) -> Report:
     if shown:
         sections.insert(0, Section("Findings", (Findings(shown),)))
     if plan.speed is not None:
-        sections.append(Section("Speed", _speed(plan.speed)))
+        sections.append(Section("Speed", _speed(plan, plan.speed)))
     if plan.remedies:
         sections.append(Section("What would help", (_remedies(plan),)))
     if plan.cost is not None:
@@ -166,19 +166,33 @@ def _capacity(plan: Plan) -> tuple[Block, ...]:
     )
 
 
-def _speed(speed: Speed) -> tuple[Block, ...]:
+def _speed(plan: Plan, speed: Speed) -> tuple[Block, ...]:
     rows = tuple(_quantity(q) for q in speed.quantities())
     table = Table(header=("", "predicted", "90 % interval"), rows=rows)
-    text = (
-        f"With {speed.concurrency} requests in flight. TTFT is "
-        f"{format_seconds(speed.ttft_settled_s)} when requests are out of step and "
-        f"{format_seconds(speed.ttft_burst_s)} when all arrive together. "
-        f"Cost of a step, {speed.cost_model}: {speed.source}."
-    )
+    text = f"{_load(plan, speed)}. Cost of a step, {speed.cost_model}: {speed.source}."
     blocks: list[Block] = [table, Paragraph(text), Bullets(tuple(_limits(speed)))]
     if speed.nearest:
         blocks.append(nearest_table(speed.nearest))
     return tuple(blocks)
+
+
+def _load(plan: Plan, speed: Speed) -> str:
+    """Which load the figures are of, in words."""
+    rate = plan.workload.rate
+    if rate is not None and speed.requests_per_s < rate:
+        return (
+            f"With {speed.running:,} requests in flight, as many as run at once: at {rate:g} "
+            "requests/s the queue, and with it TTFT, grows for as long as they come"
+        )
+    if rate is not None:
+        return f"At {rate:g} requests/s, {speed.concurrency:,} of them in flight on average"
+    load = f"With {speed.concurrency:,} requests in flight"
+    if speed.running < speed.concurrency:
+        return f"{load}, {speed.running:,} of them at once: the others wait for whole answers"
+    return (
+        f"{load}. TTFT is {format_seconds(speed.ttft_settled_s)} when requests are out of step and "
+        f"{format_seconds(speed.ttft_burst_s)} when all arrive together"
+    )
 
 
 def _limits(speed: Speed) -> list[str]:
