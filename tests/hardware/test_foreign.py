@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
+import psutil
 import pytest
 
 from hullspeed.hardware import foreign
 from hullspeed.hardware.foreign import ForeignLoad
+from support.patience import until
 
 WORK_S = 0.3
-DEADLINE_S = 120.0
 
 
 def test_children_are_not_others() -> None:
@@ -24,13 +24,15 @@ def test_children_are_not_others() -> None:
     before_s = foreign._own_s()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         try:
-            give_up_s = time.monotonic() + DEADLINE_S
-            while (running_s := foreign._own_s() - before_s) < WORK_S:
-                assert time.monotonic() < give_up_s, f"only {running_s} s of CPU time seen"
-                time.sleep(0.02)
+            counted = until(lambda: foreign._own_s() - before_s >= WORK_S)
+            running_s = foreign._own_s() - before_s
+            told_s = sum(psutil.Process(child.pid).cpu_times()[:2])
         finally:
             child.kill()
-    assert foreign._own_s() - before_s >= running_s
+    if told_s == 0:
+        pytest.skip("this kernel counts no CPU time of processes")
+    assert counted, f"only {running_s} s of {told_s} s of CPU time seen"
+    assert foreign._own_s() - before_s >= 0.9 * running_s  # each read is rounded to ticks
 
 
 def test_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
