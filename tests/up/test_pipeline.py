@@ -20,6 +20,9 @@ from hullspeed.up.pipeline import STAGES, UpSpec, run
 from hullspeed.up.served import served
 from support.patience import PATIENCE_S
 
+# The first run on a machine measures it, which takes minutes where others keep it busy.
+pytestmark = pytest.mark.timeout(900)
+
 # The only check whose outcome depends on how fast the machine is.
 TIMED_CHECKS = {"V011"}
 
@@ -34,7 +37,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, smollm2_files: ModelFiles) 
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=800,
         env={**os.environ, "NO_COLOR": "1"},
     )
     result: dict[str, Any] = json.loads((folder / "report.json").read_text())
@@ -45,7 +48,6 @@ def report(tmp_path_factory: pytest.TempPathFactory, smollm2_files: ModelFiles) 
     return result
 
 
-@pytest.mark.timeout(300)
 def test_every_stage_ran(report: dict[str, Any]) -> None:
     assert tuple(report["stages_s"]) == STAGES
     for number, stage in enumerate(STAGES, 1):
