@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hullspeed.arch.model import ModelArch
 from hullspeed.arch.tensors import Role
 from hullspeed.errors import UnsupportedModelError
-from hullspeed.hardware.ceilings import Ceilings
+from hullspeed.hardware.ceilings import NEAR_TOKENS, Ceilings
 from hullspeed.memory.held import read_bytes
 from hullspeed.memory.ours_room import kv_format
 from hullspeed.perf.work import Shape, Work
@@ -100,23 +100,16 @@ class StepCost:
             body_bytes / ceilings.dram_bytes_per_s if body_bytes > 2**28 else 0.0,
         )
         head_s = 2.0 * work.head_params * n_logits / self._head.at(n_logits) if n_logits else 0.0
-        decode_bytes, shared_bytes, n_decode, chunk_s = 0.0, 0.0, 0, 0.0
+        n_decode, chunk_s = 0, 0.0
+        read = _Read()
         for shape in shapes:
             if shape.n_tokens == 1:
-                n_bytes = work.read_kv_bytes(shape)
-                shared = n_bytes * shape.shared_tokens / (shape.context_tokens + 1)
-                decode_bytes += n_bytes - shared
-                shared_bytes += shared
+                read.add(work, shape)
                 n_decode += 1
             else:
                 rate = ceilings.chunk_flops_per_s.at(shape.context_tokens + shape.n_tokens)
                 chunk_s += work.attention_flops(shape) / rate
-        decode_s = 0.0
-        if n_decode:
-            own = ceilings.decode_bytes_per_s
-            width = n_decode * self._kv_heads
-            decode_s = decode_bytes / own.at(width)
-            decode_s += shared_bytes / (ceilings.shared_bytes_per_s or own).at(width)
+        decode_s = read.seconds(ceilings, n_decode * self._kv_heads) if n_decode else 0.0
         layer_s = work.n_layers * (
             over.layer_s + over.layer_token_s * n_tokens * self._hidden_units
         )
@@ -132,6 +125,42 @@ class StepCost:
             chunk_attention_s=factor * chunk_s,
             layer_overhead_s=factor * layer_s,
             step_overhead_s=over.step_s + over.sequence_s * len(shapes),
+        )
+
+
+class _Read:
+    """KV bytes that decoding sequences read: near and far, each its own and shared with another."""
+
+    __slots__ = ("far", "far_shared", "near", "near_shared")
+
+    def __init__(self) -> None:
+        self.near = self.near_shared = self.far = self.far_shared = 0.0
+
+    def add(self, work: Work, shape: Shape) -> None:
+        """One sequence; what it shares is the begin of its past."""
+        tokens = shape.context_tokens + 1
+        near_tokens = min(tokens, NEAR_TOKENS)
+        near = work.kv_bytes(near_tokens)
+        shared = near * min(shape.shared_tokens, near_tokens) / near_tokens
+        self.near += near - shared
+        self.near_shared += shared
+        if tokens > near_tokens:
+            far = work.kv_bytes(tokens) - near
+            shared = far * max(shape.shared_tokens - near_tokens, 0) / (tokens - near_tokens)
+            self.far += far - shared
+            self.far_shared += shared
+
+    def seconds(self, ceilings: Ceilings, width: int) -> float:
+        """At the rates of ``width`` pairs of sequences and KV heads side by side."""
+        own = ceilings.decode_bytes_per_s
+        shared = ceilings.shared_bytes_per_s or own
+        far = ceilings.far_decode_bytes_per_s or own
+        far_shared = ceilings.far_shared_bytes_per_s or shared
+        return (
+            self.near / own.at(width)
+            + self.near_shared / shared.at(width)
+            + self.far / far.at(width)
+            + self.far_shared / far_shared.at(width)
         )
 
 

@@ -40,11 +40,18 @@ from hullspeed.kernels.batch import Batch, SpanInput
 from hullspeed.kernels.blocks import BLOCK, BlockWeight
 from hullspeed.kernels.cpu.backend import CpuKernels
 from hullspeed.memory.held import held_dtype
+from hullspeed.memory.ours_room import page_size
 from hullspeed.models.decoder import Decoder
 from hullspeed.models.weights import Weights
-from hullspeed.perf.step import StepCost, kv_heads_of
-from hullspeed.perf.work import Shape, Work
-from hullspeed.memory.ours_room import page_size
+from hullspeed.perf.step_fit import (
+    FAR_TOKENS,
+    LONG_TOKENS,
+    MIXED_TOKENS,
+    SHORT_TOKENS,
+    Spans,
+    Timed,
+    fit_steps,
+)
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _DECODES = ((1, 512), (1, 2048), (4, 1024), (16, 512), (32, 512))
@@ -147,6 +154,7 @@ def measure_ceilings(
     stand_ins = msgspec.structs.replace(
         fitted.overheads, step_s=_STEP_S, sequence_s=_SEQUENCE_S, request_s=_REQUEST_S,
         prompt_token_s=_PROMPT_TOKEN_S, stream_token_s=_STREAM_TOKEN_S,
+        work_token_s=_PROMPT_TOKEN_S,
     )  # fmt: skip
     fitted = msgspec.structs.replace(fitted, overheads=stand_ins, interruptions=interruptions)
     return disturbed(fitted, share)
@@ -354,37 +362,35 @@ def _no_overheads() -> Overheads:
     )  # fmt: skip
 
 
-Spans = list[tuple[int, int]]
-Timed = tuple[Spans, float]
-
-_SHORT, _LONG = 63, 511  # tokens before a decoded one
 _DECODE_STEPS: tuple[Spans, ...] = (
-    *([(1, _SHORT)] * n for n in (1, 2, 4, 8, 16, 32, 64)),
-    *([(1, _LONG)] * n for n in (1, 4, 8, 16, 32)),
+    *([(1, SHORT_TOKENS)] * n for n in (1, 2, 4, 8, 16, 32, 64)),
+    *([(1, LONG_TOKENS)] * n for n in (1, 4, 8, 16, 32)),
+    *([(1, FAR_TOKENS)] * n for n in (1, 4)),
 )
-_SHARED_STEPS: tuple[Spans, ...] = tuple([(1, _LONG)] * n for n in (4, 8, 16, 32))
+_SHARED_STEPS: tuple[Spans, ...] = (
+    *([(1, LONG_TOKENS)] * n for n in (4, 8, 16, 32)),
+    *([(1, FAR_TOKENS)] * n for n in (8, 32)),
+)
 _CHUNK_STEPS: tuple[Spans, ...] = (
     [(64, 0)], [(128, 0)], [(256, 0)], [(256, 256)], [(256, 1280)],
 )  # fmt: skip
-_MIXED_TOKENS = 256
-_MIXED_STEPS: tuple[Spans, ...] = tuple(
-    [*[(1, 511)] * n, (_MIXED_TOKENS - n, 128)] for n in (7, 31)
-)
+_MIXED_STEPS: tuple[Spans, ...] = tuple([*[(1, 511)] * n, (MIXED_TOKENS - n, 128)] for n in (7, 31))
 _ROUNDS = (3, 12)  # at least and at most
 _ROUNDS_S = 14.0
+_DECODES_A_ROUND = 3  # of each kind; the first finds caches as another kind has left them
 _ALONE_S = 4.0
 _INTERRUPTED = 1.25
 _ONE_INTERRUPTION_S = 0.1
 _LEAST_LOST = 0.01
-_LEAST_FACTOR, _MOST_FACTOR = 0.7, 1.5  # beyond it the parts were timed wrongly
 
 
 def _whole_steps(
     decoder: Decoder, arch: ModelArch, machine: Machine
 ) -> tuple[list[Timed], list[Timed], Interruptions | None]:
-    """Seconds of whole steps in rounds of all of them, one after the other as they come when
-    serving; the median, since serving sees the usual case and not the best. Then those whose
-    sequences have one past. And what interrupts a step that is repeated for some seconds.
+    """Seconds of whole steps in rounds of all of them, those that decode some times in a row as
+    they come when serving; the median, since serving sees the usual case and not the best. Then
+    those whose sequences have one past. And what interrupts a step that is repeated for some
+    seconds.
     """
     page_bytes, room_bytes = page_size(arch, _PAGE_TOKENS), machine.available_bytes // 8
     batches = []
@@ -405,10 +411,14 @@ def _whole_steps(
     for n in range(_ROUNDS[1] + 1):
         if n > _ROUNDS[0] and time.perf_counter() > until_s:
             break
-        for (_, batch, _, _), seconds in zip(batches, took, strict=True):
-            start_s = time.perf_counter()
-            decoder.forward(batch)
-            seconds.append(time.perf_counter() - start_s)
+        for (spans, batch, _, _), seconds in zip(batches, took, strict=True):
+            decodes = all(n_tokens == 1 for n_tokens, _ in spans)
+            if decodes:
+                decoder.forward(batch)
+            for _ in range(_DECODES_A_ROUND - 1 if decodes else 1):
+                start_s = time.perf_counter()
+                decoder.forward(batch)
+                seconds.append(time.perf_counter() - start_s)
     alone, until_s = [], time.perf_counter() + _ALONE_S
     while time.perf_counter() < until_s:
         start_s = time.perf_counter()
@@ -440,119 +450,3 @@ def interruptions_of(steps_s: Sequence[float]) -> Interruptions | None:
     if lost_s < _LEAST_LOST * clean_s:
         return None
     return Interruptions(every_s=clean_s / count, lost_s=lost_s / count)
-
-
-def fit_steps(
-    bare: Ceilings,
-    arch: ModelArch,
-    weight_dtype: str,
-    steps: Sequence[Timed],
-    shared_steps: Sequence[Timed] = (),
-) -> Ceilings:
-    """``bare`` with what whole ``steps`` take beyond the kernels timed alone: a share per layer and
-    per token, and as factors what these leave. Decode attention is as fast as steps with long and
-    with short contexts differ, those with one past for all (``shared_steps``) for themselves.
-
-    Least squares on relative residuals, so that short decode steps weigh as much as long chunks.
-    """
-    bare = _attention_in_steps(bare, arch, steps, shared_steps)
-    cost = StepCost(arch, bare, weight_dtype)
-    rows, rest = [], []
-    n_layers = len(arch.layers)
-    for spans, took in steps:
-        known = cost.seconds([Shape(n, start) for n, start in spans])
-        n_tokens = sum(n for n, _ in spans)
-        rows.append([n_layers / took, n_layers * n_tokens * arch.hidden / 1024 / took])
-        rest.append((took - known) / took)
-    layer_s, layer_token_s = np.linalg.lstsq(np.array(rows), np.array(rest), rcond=None)[0]
-    overheads = msgspec.structs.replace(
-        bare.overheads, layer_s=max(float(layer_s), 0.0), layer_token_s=max(float(layer_token_s), 0)
-    )
-    fitted = msgspec.structs.replace(bare, overheads=overheads)
-    cost = StepCost(arch, fitted, weight_dtype)
-    decodes: dict[int, list[float]] = {}
-    chunks: dict[int, list[float]] = {}
-    mixed: dict[int, list[float]] = {1: [1.0]}
-    for spans, took in steps:
-        n_tokens, n_decode = sum(n for n, _ in spans), sum(n == 1 for n, _ in spans)
-        factor = took / cost.seconds([Shape(n, start) for n, start in spans])
-        factor = min(max(factor, _LEAST_FACTOR), _MOST_FACTOR)
-        if n_decode == len(spans):
-            if spans[0][1] == min(s[0][1] for s, _ in steps if s == [(1, s[0][1])] * n_decode):
-                decodes[n_decode] = [factor]
-        elif not n_decode:
-            chunks.setdefault(n_tokens, []).append(factor)
-        else:
-            mixed.setdefault(n_decode + 1, []).append(factor)
-    chunk_factor, decode_factor = _curve_of(chunks), _curve_of(decodes)
-    heads = max(kv_heads_of(arch), 1)
-    scaled = {  # the factor is on attention too, whose rate was seen with it
-        name: Curve(curve.sizes, tuple(
-            rate * decode_factor.at(size / heads)
-            for size, rate in zip(curve.sizes, curve.values, strict=True)
-        ))
-        for name in ("decode_bytes_per_s", "shared_bytes_per_s")
-        if (curve := getattr(fitted, name)) is not None
-    }  # fmt: skip
-    mixed = {
-        n: [f / chunk_factor.at(_MIXED_TOKENS) for f in fs] if n > 1 else fs
-        for n, fs in mixed.items()
-    }
-    return msgspec.structs.replace(
-        fitted,
-        **(scaled if _pairs(steps) else {}),
-        decode_factor=decode_factor,
-        chunk_factor=chunk_factor,
-        mixed_factor=_curve_of(mixed),
-    )
-
-
-def _pairs(steps: Sequence[Timed]) -> dict[int, tuple[float, float]]:
-    """Seconds of decode steps with short and with long contexts, by sequences."""
-    took = {(len(spans), spans[0][1]): s for spans, s in steps if spans[0][0] == spans[-1][0] == 1}
-    return {
-        n: (took[n, _SHORT], seconds)
-        for (n, start), seconds in took.items()
-        if start == _LONG and (n, _SHORT) in took and seconds > took[n, _SHORT]
-    }
-
-
-def _attention_in_steps(
-    bare: Ceilings, arch: ModelArch, steps: Sequence[Timed], shared_steps: Sequence[Timed]
-) -> Ceilings:
-    """Rates of decode attention from pairs of steps, no further than a factor of two from those of
-    the kernel alone; unchanged where there are no pairs.
-    """
-    work, heads = Work(arch, kv_dtype="fp32"), max(kv_heads_of(arch), 1)
-    short_bytes, long_bytes = work.kv_bytes(_SHORT + 1), work.kv_bytes(_LONG + 1)
-    own, shared = {}, {}
-    pairs, shared_s = _pairs(steps), {len(spans): seconds for spans, seconds in shared_steps}
-    for n, (short_s, long_s) in sorted(pairs.items()):
-        alone = bare.decode_bytes_per_s.at(n * heads)
-        own[n * heads] = _within_two(n * (long_bytes - short_bytes) / (long_s - short_s), alone)
-        if n in shared_s:
-            # One past is read as their own are, and there is none of the short ones.
-            own_s = (long_bytes - n * short_bytes) / own[n * heads]
-            alone = (bare.shared_bytes_per_s or bare.decode_bytes_per_s).at(n * heads)
-            rest_s = max(shared_s[n] - short_s - own_s, 1e-9)
-            shared[n * heads] = _within_two((n - 1) * long_bytes / rest_s, alone)
-    if not own:
-        return bare
-    return msgspec.structs.replace(
-        bare,
-        decode_bytes_per_s=_curve_of({n: [rate] for n, rate in own.items()}),
-        shared_bytes_per_s=_curve_of({n: [rate] for n, rate in shared.items()})
-        if shared
-        else bare.shared_bytes_per_s,
-    )
-
-
-def _within_two(rate: float, alone: float) -> float:
-    return min(max(rate, alone / 2), 2 * alone)
-
-
-def _curve_of(factors: dict[int, list[float]]) -> Curve:
-    sizes = sorted(factors)
-    if not sizes:
-        return Curve((1.0,), (1.0,))
-    return Curve(tuple(map(float, sizes)), tuple(float(np.mean(factors[n])) for n in sizes))
