@@ -22,7 +22,7 @@ from hullspeed.runtime.config import EngineConfig
 from hullspeed.up.served import Server, served
 from hullspeed.up.served_fit import Cached, Seen, fit
 
-_STREAMS = {1: 8, 8: 24, 32: 64}  # at once: requests of a load
+_STREAMS = {1: 8, 6: 24, 24: 72}  # at once: requests of a load
 _SHORT, _LONG = (64, 32), (768, 16)  # prompt and output tokens
 _COLD_TOKENS = (192, 640)
 
@@ -53,7 +53,7 @@ def measure_served(
 
 
 def observe(server: Server, config: EngineConfig, arch: ModelArch) -> Seen:
-    """Measure a server that nobody else uses. Short and cold prompts are measured twice, some
+    """Measure a server that nobody else uses. What is over within seconds is measured twice, some
     fifteen seconds apart, since a machine's speed changes meanwhile; means are taken.
     """
     context = config.max_context_tokens or arch.max_context_tokens
@@ -67,7 +67,7 @@ def observe(server: Server, config: EngineConfig, arch: ModelArch) -> Seen:
     )
     cached: dict[Cached, list[Cell]] = {load: [] for load in (*short, *long)}
     cold: dict[int, list[float]] = {min(n, context - 2): [] for n in _COLD_TOKENS}
-    for loads, prompts in ((short, cold), (long, {}), (short, cold)):
+    for loads, prompts in ((short, cold), (long, {}), (short[:2], cold)):
         for load in loads:
             cached[load].append(_cell(server, load))
         for isl, ttft_s in prompts.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +29,7 @@ from hullspeed.twin.load import Load
 from hullspeed.twin.outcome import percentile
 
 _LEAST_ERROR = 0.1
+_COLD_SHARE = 0.5  # of how far cold prompts are off, as a power of their ratio
 _LEAST_LOST = 0.01
 _INTERRUPTED_EVERY_S = 0.5
 _LEAST_RATIO = 0.5  # of a step as served to the same step alone
@@ -139,25 +141,24 @@ def _per_step(seen: Seen, cost: StepCost) -> tuple[float, float]:
 
 
 def _as_served(seen: Seen, cost: StepCost, step_s: float, token_s: float) -> Curve:
-    """The factor on decode steps half way between alone and as served: each was measured for a
-    second or two, and a machine's speed changes more than that from one to the next.
+    """The factor on decode steps as they go when served: thousands of them were seen, over a longer
+    time than each kind was timed alone, and a machine's speed changes.
     """
     ratios: dict[int, list[float]] = {}
     for load in seen.cached:
         kernels_s = load.itl_s - step_s - token_s * load.streams
         ratios.setdefault(load.streams, []).append(kernels_s / _together_s(load, cost))
     off = Curve(
-        tuple(map(float, sorted(ratios))), tuple(_half_way(ratios[n]) for n in sorted(ratios))
+        tuple(map(float, sorted(ratios))), tuple(_mean_of(ratios[n]) for n in sorted(ratios))
     )
     alone = cost.ceilings.decode_factor
     sizes = sorted({*alone.sizes, *off.sizes})
     return Curve(tuple(sizes), tuple(alone.at(n) * off.at(n) for n in sizes))
 
 
-def _half_way(ratios: Iterable[float]) -> float:
-    """From 1 to the geometric mean of ``ratios``."""
-    logs = [math.log(max(ratio, _LEAST_RATIO)) for ratio in ratios]
-    return math.exp(sum(logs) / len(logs) / 2)
+def _mean_of(ratios: Iterable[float]) -> float:
+    """Their geometric mean."""
+    return math.exp(fmean(math.log(max(ratio, _LEAST_RATIO)) for ratio in ratios))
 
 
 def _interruptions(seen: Seen, alone: Interruptions | None) -> Interruptions | None:
@@ -231,24 +232,27 @@ def _least(miss: Callable[[float], float]) -> float:
 
 
 def _cold_as_served(seen: Seen, ceilings: Ceilings, cost: StepCost, step_tokens: int) -> Ceilings:
-    """The factor on steps with prompts half way between alone and as served; what is left goes into
-    the interval.
+    """The factor on steps with prompts half way between alone and as served: each was seen for a
+    few seconds, and a machine's speed changes more than that from one to the next. How far they
+    were apart goes into the interval.
     """
     rest = ceilings.relative_error - KERNELS_ERROR
     if not seen.cold_ttft_s:
         return msgspec.structs.replace(ceilings, relative_error=rest + _LEAST_ERROR)
     found = {n: _cold_s(n, ceilings, cost, step_tokens) for n in seen.cold_ttft_s}
-    off = _half_way(seen.cold_ttft_s[n] / found[n] for n in found)
+    off = _mean_of(seen.cold_ttft_s[n] / found[n] for n in found)
     lengths = " and ".join(map(str, sorted(found)))
     note = (
-        f"served: first tokens of prompts of {lengths} tokens came {off**2 - 1:+.0%} off what "
+        f"served: first tokens of prompts of {lengths} tokens came {off - 1:+.0%} off what "
         "their steps alone add up to; half of it is taken over"
     )
     factor = ceilings.chunk_factor
     return msgspec.structs.replace(
         ceilings,
-        chunk_factor=Curve(factor.sizes, tuple(off * value for value in factor.values)),
-        relative_error=rest + max(_LEAST_ERROR, abs(off**2 - 1)),
+        chunk_factor=Curve(
+            factor.sizes, tuple(off**_COLD_SHARE * value for value in factor.values)
+        ),
+        relative_error=rest + max(_LEAST_ERROR, abs(off - 1)),
         notes=(*ceilings.notes, note),
     )
 
