@@ -24,7 +24,7 @@ from fitting import JUDGED, kept_back, usable
 from hullspeed.arch import catalogue
 from hullspeed.errors import UsageError
 from hullspeed.hardware.catalogue import find_gpu
-from hullspeed.perf.fitted import regime_of, spread_of, training_groups
+from hullspeed.perf.fitted import kinds_of, regime_of, spread_of, training_groups
 from hullspeed.perf.measured_tables import Tables, load_tables
 from hullspeed.perf.points import Point, read_points
 from hullspeed.perf.roofline import Roofline
@@ -92,7 +92,9 @@ def results_of(point: Point, tables: Tables | None) -> list[Result]:
 
 
 def covered(result: Result) -> bool:
-    low, high = spread_of(result.metric, 80, result.regime)
+    point = result.point
+    kinds = kinds_of(catalogue.load(point.model), drafts=point.accept != 1.0)
+    low, high = spread_of(result.metric, 80, result.regime, kinds=kinds)
     return low * result.fitted <= result.measured <= high * result.fitted
 
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from fitting import (
+    beside,
     fit,
     kept_back,
     left_out,
@@ -31,7 +32,8 @@ ROUNDS = 3
 
 
 def main(path: str) -> None:
-    points = [p for p in read_points(Path(path)) if usable(p) and not kept_back(p)]
+    every = read_points(Path(path))
+    points = [p for p in every if usable(p) and not kept_back(p)]
     model, rows = start(), []
     for turn in range(ROUNDS):
         rows = rows_of(points, model)
@@ -41,8 +43,9 @@ def main(path: str) -> None:
         "group": left_out(rows, model, lambda p: p.group),
         "gpu": left_out(rows, model, lambda p: p.gpu),
         "model": left_out(rows, model, lambda p: p.model),
+        "source": left_out(rows, model, lambda p: p.family),
     }
-    write(points, rows, model, folds)
+    write(points, rows, model, folds, beside(every, model))
 
 
 if __name__ == "__main__":

@@ -18,20 +18,29 @@ from hullspeed.perf.fitted import ENGINES, HOST_TERMS, Coefficients, FittedCost
 from hullspeed.perf.points import Point
 from hullspeed.perf.terms import Terms
 from hullspeed.perf.work import Shape
-from hullspeed.plan.measured import engine_for, host_of, model_of, play, summarize
+from hullspeed.plan.measured import (
+    engine_for,
+    host_of,
+    model_of,
+    play,
+    summarize,
+    with_speculation,
+)
 
 Floats = npt.NDArray[np.float64]
 REQUEST_S = 0.005  # before the scheduler: HTTP and tokenizing of a warm server
 KEPT_BACK_PERCENT = 15
-# Where the fit starts and what pulls it: shares of peak of roofline.toml, its seconds a layer.
+# Where the fit starts and what pulls it: NVIDIA's published measurements per operation
+# (benchmarks/operations.py): shares of bandwidth and of what products sustain, seconds a layer.
 GLOBAL = {
-    "weights_s": 1.25, "multiply_s": 1.6, "multiply_low_s": 1.8, "attention_s": 2.2, "kv_s": 1.4,
-    "layers": 20e-6, "eager_layers": 60e-6, "reduces": 6e-6, "reduce_s": 1.4,
+    "weights_s": 1.2, "multiply_s": 1.1, "multiply_low_s": 1.1, "attention_s": 1.6, "kv_s": 1.17,
+    "layers": 36e-6, "eager_layers": 60e-6, "reduces": 5e-6, "reduce_s": 1.4,
 }  # fmt: skip
-# What the rows hardly tell apart shares a coefficient, times a ratio: recurrent kernels reach half
-# the share of peak that attention's do (the only rows of a hybrid without drafts, on GB300).
+# What the rows hardly tell apart shares a coefficient, times a ratio: recurrent state is read as KV
+# is (0.75 to 1 of the bandwidth, measured per operation), chunk kernels a little slower; two in
+# five of the reads and writes between products are fused away.
 TIED = {
-    "delta_s": ("attention_s", 2.0), "state_s": ("kv_s", 2.0), "rows_s": ("kv_s", 1.0),
+    "delta_s": ("kv_s", 1.2), "state_s": ("kv_s", 1.0), "rows_s": ("kv_s", 0.6),
     "moe_layers": ("layers", 1.0),
 }  # fmt: skip
 HOST = {
@@ -106,12 +115,15 @@ def is_moe(point: Point) -> bool:
     return any(hasattr(layer.mlp, "experts") for layer in model_of(point.model, "none").arch.layers)
 
 
+def kind_of(point: Point) -> str:
+    """What a fit cannot learn from the point: experts or drafts; else empty."""
+    return "moe" if is_moe(point) else "drafts" if point.accept != 1.0 else ""
+
+
 def usable(point: Point) -> bool:
     """Rows whose protocol is known well enough to learn from."""
-    if host_of(point) not in ENGINES or point.accept != 1.0 or is_moe(point):
+    if host_of(point) not in ENGINES or kind_of(point):
         return False
-    if point.family == "sglang" and point.concurrency > 512:
-        return False  # the state slots that limit the running set are not published
     # Suite D in an open loop serves prompts faster than the same source computes one alone: what it
     # reuses between prompts is not published.
     return not (point.family == "accelmark" and point.protocol == "open" and point.isl > 8192)
@@ -154,7 +166,7 @@ def features_of(point: Point, model: Model) -> Features | None:
     planned, engine_name = model_of(point.model, point.quant), host_of(point)
     cost = FittedCost(
         planned.arch, find_gpu(point.gpu), weight_bytes=planned.weights.decoder,
-        kv_dtype=point.kv_dtype, tp=point.tp, eager=point.eager,
+        kv_dtype=point.kv_dtype, tp=point.tp, eager=point.eager, engine=point.engine,
         coefficients=coefficients(model, engine_name, point.machine),
     )  # fmt: skip
     times, sums = [0.0], [np.zeros(len(Terms._fields))]
@@ -208,6 +220,37 @@ def wide(terms: Floats, point: Point, requests: float) -> Pair:
     key = "first_token_s:" + ("in-process" if point.in_process else engine)
     host[NAMES.index(key if key in NAMES else "first_token_s:vllm")] += requests
     return plain, host
+
+
+def beside(points: Sequence[Point], model: Model) -> list[tuple[str, str, str, float]]:
+    """Points of experts and drafts, which take no part in the fit: kind, metric, group, and
+    predicted / measured.
+    """
+    found = []
+    first = dict(zip(NAMES, (float(v) for v in model.x), strict=True))
+    for point in points:
+        if not kind_of(point) or kept_back(point) or point.in_process:
+            continue
+        planned, host = model_of(point.model, point.quant), host_of(point)
+        cost = with_speculation(point, FittedCost(
+            planned.arch, find_gpu(point.gpu), weight_bytes=planned.weights.decoder,
+            kv_dtype=point.kv_dtype, tp=point.tp, eager=point.eager, engine=point.engine,
+            coefficients=coefficients(model, host, point.machine),
+        ))  # fmt: skip
+        engine = engine_for(point)._replace(
+            request_s=REQUEST_S, first_token_s=first[f"first_token_s:{host}"]
+        )
+        try:
+            said = summarize(point, play(point, cost, engine), cost, engine)
+        except UsageError:
+            continue
+        given = (point.ttft_s, point.tpot_s, point.output_tokens_per_s)
+        found += [
+            (kind_of(point), metric, point.group, value / measured)
+            for metric, value, measured in zip(WEIGHT, said, given, strict=False)
+            if measured
+        ]
+    return found
 
 
 def fit(rows: Sequence[Row], model: Model, rounds: int = 15) -> Model:

@@ -16,18 +16,21 @@ from hullspeed.perf.terms import Terms
 
 Pair = tuple[Row, float]
 FEW_ROWS = 40
+FEW_ROWS_OF_A_KIND = 12
 FOLDS = 5
+POOLED = ("group", "model", "source")  # a new row's group is as new as all of these
+SHARES = (0.80, 0.82, 0.84, 0.86, 0.88, 0.90, 0.92)
 SOURCES = {
     "weights_s": "1 / share of peak bandwidth in reading weights",
-    "multiply_s": "1 / share of the dense 16-bit peak in matrix products",
-    "multiply_low_s": "1 / share of the dense 8- or 4-bit peak",
+    "multiply_s": "over what 16-bit products sustain (sustained.toml)",
+    "multiply_low_s": "over what 8- or 4-bit products sustain",
     "attention_s": "1 / share of the 16-bit peak in prompt attention",
     "kv_s": "1 / share of peak bandwidth in reading KV",
     "layers": "seconds a layer inside CUDA graphs",
     "reduces": "seconds an all-reduce beside its bytes",
-    "reduce_s": "1 / share of one direction's link bandwidth, at most 450 GB/s",
+    "reduce_s": "1 / share of one direction's link bandwidth",
     "eager_layers": "seconds a layer outside CUDA graphs",
-    "delta_s": "recurrent prompt arithmetic",
+    "delta_s": "what recurrent layers move for prompts",
     "state_s": "recurrent state",
     "rows_s": "activations between products",
     "moe_layers": "a routed layer beside its products",
@@ -46,18 +49,21 @@ def interval(
     weighs as the root of its rows. ``None`` with few rows.
     """
     chosen = [
-        (row, v) for (row, v), name in zip(pairs, regimes, strict=True)
+        (row.point.group, v, row.weight) for (row, v), name in zip(pairs, regimes, strict=True)
         if row.metric == metric and wanted in ("", name)
     ]  # fmt: skip
-    if len(chosen) < FEW_ROWS:
-        return None
+    return span(chosen, share) if len(chosen) >= FEW_ROWS else None
+
+
+def span(values: Sequence[tuple[str, float, float]], share: float) -> tuple[float, float]:
+    """The same of groups, predicted / measured and weights."""
     size: dict[str, float] = {}
-    for row, _ in chosen:
-        size[row.point.group] = size.get(row.point.group, 0.0) + row.weight
-    values = sorted((1 / v, row.weight / math.sqrt(size[row.point.group])) for row, v in chosen)
-    total = sum(weight for _, weight in values)
-    low, high, so_far = values[0][0], values[-1][0], 0.0
-    for value, weight in values:
+    for group, _, weight in values:
+        size[group] = size.get(group, 0.0) + weight
+    ordered = sorted((1 / v, weight / math.sqrt(size[group])) for group, v, weight in values)
+    total = sum(weight for _, weight in ordered)
+    low, high, so_far = ordered[0][0], ordered[-1][0], 0.0
+    for value, weight in ordered:
         if so_far <= total * (1 - share) / 2:
             low = value
         if so_far <= total * (1 + share) / 2:
@@ -70,31 +76,58 @@ def fold_of(row: Row) -> int:
     return int(hashlib.sha256(("fold " + row.point.group).encode()).hexdigest(), 16) % FOLDS
 
 
-def coverage(pairs: Sequence[Pair], regimes: Sequence[str]) -> dict[tuple[str, str], list[bool]]:
-    """Whether each row lies in the 80 % interval that the other folds' groups give its regime, by
-    metric and regime.
+Inside = dict[tuple[str, str, str], list[bool]]
+
+
+def coverage(pooled: Sequence[Pair], pairs: Sequence[Pair], metric: str, share: float) -> Inside:
+    """Whether each row of ``pairs`` lies in the interval that the groups of other folds give its
+    regime, by metric, regime and group.
     """
-    inside: dict[tuple[str, str], list[bool]] = {}
+    inside: Inside = {}
+    pooled = [pair for pair in pooled if pair[0].metric == metric]
     for fold in range(FOLDS):
-        away = [i for i, (row, _) in enumerate(pairs) if fold_of(row) != fold]
-        others, names = [pairs[i] for i in away], [regimes[i] for i in away]
+        others = [pair for pair in pooled if fold_of(pair[0]) != fold]
+        names = regimes_of(others)
         spans = {
-            (metric, name): interval(others, names, metric, name, 0.8)
-            or interval(others, names, metric, "", 0.8)
-            for metric in WEIGHT for name in REGIMES
-        }  # fmt: skip
-        for (row, value), name in zip(pairs, regimes, strict=True):
-            span = spans[row.metric, name]
-            if fold_of(row) == fold and span:
-                inside.setdefault((row.metric, name), []).append(span[0] <= 1 / value <= span[1])
+            name: interval(others, names, metric, name, share)
+            or interval(others, names, metric, "", share)
+            for name in REGIMES
+        }
+        for row, value in pairs:
+            found = spans[_regime(row)]
+            if row.metric == metric and fold_of(row) == fold and found:
+                key = (metric, _regime(row), row.point.group)
+                inside.setdefault(key, []).append(found[0] <= 1 / value <= found[1])
     return inside
 
 
+def share_for(pooled: Sequence[Pair], pairs: Sequence[Pair], metric: str) -> float:
+    """The share of left-out rows that an interval has to hold so that in groups it has not seen,
+    each counted once, it holds 80 %.
+    """
+    for share in SHARES:
+        held = coverage(pooled, pairs, metric, share).values()
+        if statistics.fmean(sum(flags) / len(flags) for flags in held) >= 0.8:
+            return share
+    return SHARES[-1]
+
+
+def regimes_of(pairs: Sequence[Pair]) -> list[str]:
+    return [_regime(row) for row, _ in pairs]
+
+
+def _regime(row: Row) -> str:
+    return regime_of(row.waited, in_process=row.point.in_process)
+
+
 def write(
-    points: Sequence[Point], rows: Sequence[Row], model: Model, folds: dict[str, list[Pair]]
+    points: Sequence[Point],
+    rows: Sequence[Row],
+    model: Model,
+    folds: dict[str, list[Pair]],
+    others: Sequence[tuple[str, str, str, float]],
 ) -> None:
     pairs = folds["group"]
-    regimes = [regime_of(row.waited, in_process=row.point.in_process) for row, _ in pairs]
     judged = [pair for pair in pairs if pair[0].point.gpu in JUDGED]
     served = [pair for pair in judged if not pair[0].point.in_process]
     print("# Written by benchmarks/fit_coefficients.py; rows from sgl-project/sglang, gpustack,")
@@ -113,6 +146,7 @@ def write(
         "cv_served": (served, "the same behind a server: without AccelMark"),
         "cv_gpu": (folds["gpu"], "a GPU left out at a time"),
         "cv_model": (folds["model"], "a model left out at a time"),
+        "cv_source": (folds["source"], "a source left out at a time"),
     }
     for name, (fold, text) in what.items():
         errors = ", ".join(f"{m} = {median_error(fold, m):.3f}" for m in WEIGHT)
@@ -135,30 +169,52 @@ def write(
     print("\n# What the hosts of named machines take, as a multiple of the above.\n[machine]")
     for name, factor in model.machines.items():
         print(f'"{name}" = {factor:.3f}')
-    _write_intervals(pairs, regimes, folds["gpu"])
-    print(
-        "\n# Share of left-out rows inside the 80 % interval of the other folds' groups.\n[covered]"
-    )
-    inside = coverage(pairs, regimes)
-    for metric in WEIGHT:
-        all_of = [i for (m, _), flags in inside.items() if m == metric for i in flags]
-        parts = [("all", all_of)] + [(n, inside.get((metric, n), [])) for n in REGIMES]
-        text = ", ".join(f"{n} = {sum(f) / len(f):.3f}" for n, f in parts if f)
-        print(f"{metric} = {{ {text} }}")
+    _write_intervals(folds, others)
 
 
-def _write_intervals(pairs: Sequence[Pair], regimes: Sequence[str], by_gpu: Sequence[Pair]) -> None:
+def _write_intervals(
+    folds: dict[str, list[Pair]], others: Sequence[tuple[str, str, str, float]]
+) -> None:
+    pooled = [pair for name in POOLED for pair in folds[name]]
+    pairs, by_gpu = folds["group"], folds["gpu"]
     print(
         "\n# Factors on a prediction that hold 80 and 90 % of the values of left-out groups, by how"
     )
     print("# long a request waits (alone, shared, queued) or without a server in front (process);")
-    print("# unseen: of left-out GPUs.")
-    none = [""] * len(by_gpu)
+    print(
+        "# unseen: of left-out GPUs; moe, drafts: of experts and speculation, outside of the fit."
+    )
+    held: dict[str, Inside] = {}
     for metric in WEIGHT:
+        share = share_for(pooled, pairs, metric)
+        held[metric] = coverage(pooled, pairs, metric, share)
+        shares = (share, 0.5 + share / 2)
         for name in ("", *REGIMES, "unseen"):
-            use = (by_gpu, none, metric, "") if name == "unseen" else (pairs, regimes, metric, name)
-            spans = [interval(*use, share) for share in (0.8, 0.9)]
-            if spans[0] and spans[1]:
-                print(f"[interval.{metric}.{name or 'all'}]")
-                for share, (low, high) in zip((80, 90), spans, strict=True):  # type: ignore[misc]
-                    print(f"p{share} = [{low:.3f}, {high:.3f}]")
+            rows = by_gpu if name == "unseen" else pooled
+            names, wanted = ([""] * len(rows), "") if name == "unseen" else (regimes_of(rows), name)
+            _write_spans(metric, name or "all", [
+                interval(rows, names, metric, wanted, share) for share in shares
+            ])  # fmt: skip
+        for kind in ("moe", "drafts"):
+            values = [(g, v, 1.0) for k, m, g, v in others if (k, m) == (kind, metric)]
+            if len(values) >= FEW_ROWS_OF_A_KIND:
+                _write_spans(metric, kind, [span(values, share) for share in shares])
+    print("\n# Share of left-out rows inside the 80 % interval of the other folds' groups.")
+    print("[covered]")
+    for metric in WEIGHT:
+        parts = [("all", "")] + [(name, name) for name in REGIMES]
+        flags = {
+            name: [f for (_, r, _), found in held[metric].items() if wanted in ("", r)
+                   for f in found]
+            for name, wanted in parts
+        }  # fmt: skip
+        text = ", ".join(f"{n} = {sum(f) / len(f):.3f}" for n, f in flags.items() if f)
+        print(f"{metric} = {{ {text} }}")
+
+
+def _write_spans(metric: str, name: str, spans: Sequence[tuple[float, float] | None]) -> None:
+    if all(spans):
+        print(f"[interval.{metric}.{name}]")
+        for share, found in zip((80, 90), spans, strict=True):
+            if found:
+                print(f"p{share} = [{found[0]:.3f}, {found[1]:.3f}]")

@@ -74,7 +74,7 @@ def test_a_box_is_found_again(decode: float, prompt: float) -> None:
     ours = FittedCost(
         catalogue.load("Qwen/Qwen3-8B"), GPU, coefficients=found.apply(coefficients_of("vllm"))
     )
-    unseen, truth = observe(ours, 8, 3000, 200), observe(box, 8, 3000, 200)
+    unseen, truth = observe(ours, 4, 3000, 200), observe(box, 4, 3000, 200)
     assert unseen.tpot_s == pytest.approx(truth.tpot_s, rel=0.06)
     assert unseen.ttft_s == pytest.approx(truth.ttft_s, rel=0.15)
     assert "scaled to this box" in ours.coefficients.origin

@@ -49,6 +49,21 @@ def test_prompts_first_or_on_decode_steps() -> None:
     assert late > {s.osl: s.ttft_s for s in alone.served}[2]  # decoding rides along
 
 
+def test_prompts_wait_for_company_while_others_decode() -> None:
+    """TensorRT-LLM's batch waiting: 20 decode steps at most, or until a step is full enough."""
+    engine = Engine(step_tokens=1000, wait_steps=20, wait_tokens=900)
+
+    def second(prompt: int, engine: Engine) -> float:
+        asks = [Ask(10, 200), Ask(prompt, 2, 0, 0.05)]
+        return min(s.ttft_s for s in replay(Linear(), asks, engine).served if s.osl == 2)
+
+    plain = engine._replace(wait_steps=0)
+    assert second(100, engine) == pytest.approx(second(100, plain) + 20 * 0.011, abs=1e-3)
+    assert second(950, engine) == pytest.approx(second(950, plain))  # fills a step by itself
+    (alone,) = replay(Linear(), [Ask(100, 2)], engine).served
+    assert alone.ttft_s == pytest.approx(0.02)  # nobody decodes
+
+
 @pytest.mark.parametrize(("concurrency", "isl", "osl"), [(1, 300, 40), (8, 300, 40), (16, 700, 24)])
 def test_the_same_as_the_production_scheduler(concurrency: int, isl: int, osl: int) -> None:
     requests = 4 * concurrency

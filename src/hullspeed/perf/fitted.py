@@ -77,7 +77,9 @@ class FittedParts(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """What a step asks of the hardware: seconds that it would take at each peak alone."""
+    """What a step asks of the hardware: seconds that it would take at bandwidth, at the rate that
+    products sustain and at the link's peak, each alone.
+    """
 
     bandwidth_s: float
     compute_s: float
@@ -106,7 +108,7 @@ class FittedCost:
     ) -> None:
         self.terms = StepTerms(
             arch, gpu, weight_bytes=weight_bytes, kv_dtype=kv_dtype, state_dtype=state_dtype,
-            tp=tp, eager=eager,
+            tp=tp, eager=eager, engine=engine,
         )  # fmt: skip
         self.coefficients = coefficients or coefficients_of(engine)
         weights = self.coefficients.terms
@@ -129,14 +131,14 @@ class FittedCost:
         return self.terms.of(n_decode, context_tokens, chunks, self._mbu, self._mfu)
 
     def loads(self, shapes: Sequence[Shape]) -> Loads:
-        """Seconds at peak bandwidth, arithmetic and link, whichever of them binds."""
+        """Seconds at peak bandwidth, sustained arithmetic and peak link, whichever binds."""
         n_decode, context, chunks = split(shapes)
         # With an endless share of peak on one side, the other side binds: both are read off so.
         read = self.terms.of(n_decode, context, chunks, 1e-9, 1.0)
         done = self.terms.of(n_decode, context, chunks, 1.0, 1e-9)
         return Loads(
-            bandwidth_s=read.weights_s + read.kv_s + read.state_s + read.rows_s,
-            compute_s=done.multiply_s + done.multiply_low_s + done.attention_s + done.delta_s,
+            bandwidth_s=read.weights_s + read.kv_s + read.state_s + read.rows_s + read.delta_s,
+            compute_s=done.multiply_s + done.multiply_low_s + done.attention_s,
             link_s=read.reduce_s,
         )
 
@@ -192,16 +194,29 @@ def regime_of(waited: float, *, in_process: bool = False) -> str:
     return "alone" if waited < _SHARED else "shared" if waited < _QUEUED else "queued"
 
 
-def spread_of(metric: str, share: int = 80, regime: str = "", *, seen: bool = True) -> Spread:
+def kinds_of(arch: ModelArch, *, drafts: bool = False) -> tuple[str, ...]:
+    """What of a case the fit has not seen: ``moe`` for routed experts, ``drafts``."""
+    moe = any(layer.mlp.kind == "moe" for layer in arch.layers)
+    return ("moe",) * moe + ("drafts",) * drafts
+
+
+def spread_of(
+    metric: str,
+    share: int = 80,
+    regime: str = "",
+    *,
+    seen: bool = True,
+    kinds: Sequence[str] = (),
+) -> Spread:
     """Factors that hold ``share`` % of the measured values of left-out groups: ``metric`` is
     ``ttft``, ``tpot`` or ``output``; 80 and 90 are kept. ``regime`` as :func:`regime_of` says it;
     a GPU that no point was measured on (not ``seen``) is at least as uncertain as those that were
-    left out whole.
+    left out whole, experts and drafts (``kinds``, as :func:`kinds_of` says them) as their own rows.
     """
-    kinds = _load()["interval"][metric]
-    low, high = kinds.get(regime, kinds["all"])[f"p{share}"]
-    if not seen:
-        wide = kinds["unseen"][f"p{share}"]
+    known = _load()["interval"][metric]
+    low, high = known.get(regime, known["all"])[f"p{share}"]
+    for name in (*kinds, *(() if seen else ("unseen",))):
+        wide = known.get(name, known["all"])[f"p{share}"]
         low, high = min(low, wide[0]), max(high, wide[1])
     return Spread(float(low), float(high))
 
@@ -216,17 +231,20 @@ def training_groups() -> frozenset[str]:
     return frozenset(_load()["fit"]["groups"])
 
 
-def engine_of(engine: str, gpu: Gpu, *, in_process: bool = False) -> Engine:
+def engine_of(engine: str, gpu: Gpu, *, in_process: bool = False, drafts: bool = False) -> Engine:
     """What the replay knows of ``engine`` at its defaults on ``gpu``; ``in_process`` without a
-    server in front.
+    server in front; ``drafts`` with speculation.
     """
     rows, fit = _engines(), _load()["fit"]
     row = rows.get(engine, rows["vllm"])
     small = gpu.memory_bytes < _LARGE_BYTES or gpu.name.startswith("A100")
     first_token_s = coefficients_of(engine).first_token_s
+    running = int(row["max_running_small" if small else "max_running"])
+    if drafts:
+        running = min(running, int(row.get("max_running_drafts", running)))
     return Engine(
         step_tokens=row["step_tokens_small" if small else "step_tokens"],
-        max_running=row["max_running_small" if small else "max_running"],
+        max_running=running,
         policy=row["policy"],
         reserve_output=row["reserve_output"],
         request_s=0.0 if in_process else float(fit["request_s"]),

@@ -1,9 +1,15 @@
-"""GEMM: what shapes cost beyond their FLOPs: rows padded to tiles, a last wave that is not full."""
+"""GEMM: what products cost beyond their FLOPs: rows padded to tiles, a last wave that is not full,
+the share of peak that large ones sustain, and reading weights beside multiplying.
+"""
 
 from __future__ import annotations
 
+import math
+import tomllib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.arch.tensors import Role
@@ -20,6 +26,41 @@ _SMS = {
 _TILE_ROWS, _TILE_COLUMNS = 128, 128
 _SMALL_TILE_ROWS = 16  # the least M of a tensor-core instruction
 _HALF_TILE_ROWS = 64  # kernels choose tiles of half the height where that leaves fewer rows empty
+
+
+_SUSTAINED = Path(__file__).with_name("sustained.toml")
+
+
+class Shares(NamedTuple):
+    """Parts of the longer and the shorter side that a product takes."""
+
+    read: float
+    multiply: float
+
+
+def overlapped(read_s: float, multiply_s: float) -> Shares:
+    """Reading and multiplying overlap but for their ends: together they take the root of the sum
+    of their squares, of which each side's own time times its share is a part. Where both sides are
+    equal, measured products take 1.2 to 1.5 times either.
+    """
+    total = math.hypot(read_s, multiply_s)
+    return Shares(read_s / total, multiply_s / total) if total else Shares(1.0, 0.0)
+
+
+@cache
+def sustained_share(compute_capability: str, dtype: str) -> float:
+    """Share of a data sheet's dense peak that large products sustain, by architecture and format
+    (``sustained.toml``); of an unknown architecture that of the row named ``other``.
+    """
+    rows = _shares()
+    row = rows.get(compute_capability, rows["other"])
+    return float(row.get(dtype, row["bf16"]))
+
+
+@cache
+def _shares() -> dict[str, dict[str, float | str]]:
+    table: dict[str, dict[str, float | str]] = tomllib.loads(_SUSTAINED.read_text(encoding="utf-8"))
+    return table
 
 
 def padded_rows(rows: int) -> int:

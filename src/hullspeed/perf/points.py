@@ -40,6 +40,9 @@ class Point:
         step_tokens: Token budget of a step; 0 for the engine's default.
         memory_fraction: As the engine was told; 0 for its default.
         max_running: As the engine was told; 0 for its default.
+        wait_steps: Decode steps that prompts are held back for until they fill ``wait_share`` of
+            a step (TensorRT-LLM); 0: not at all.
+        wait_share: See ``wait_steps``.
         in_process: The load was handed to the engine without a server in front.
         eager: The engine ran without CUDA graphs.
         machine: Whose host it ran on, where a source names its machines.
@@ -70,6 +73,8 @@ class Point:
     step_tokens: int
     memory_fraction: float
     max_running: int
+    wait_steps: int
+    wait_share: float
     in_process: bool
     eager: bool
     machine: str
@@ -163,6 +168,9 @@ def _point(row: dict[str, str], line: int) -> Point | None:
     step_tokens = load.step_tokens or _flag(command, "max-num-batched-tokens", "max_num_tokens",
                                             "chunked-prefill-size")  # fmt: skip
     assumed = load.assumed or assumed
+    wait_steps, wait_share = 0, 0.0
+    if family == "inferencemax":
+        step_tokens, wait_steps, wait_share = _inferencemax(row, engine, isl, osl)
     if family == "sweep" and engine != "sglang":
         # TTFT there hardly depends on output length and grows with concurrency as one prompt a
         # step does; with 8,192 tokens a step it would be two to three times as long.
@@ -191,7 +199,7 @@ def _point(row: dict[str, str], line: int) -> Point | None:
         gpu=gpu,
         tp=int(_number(row["n_gpus"], "n_gpus", line)),
         quant=quant,
-        kv_dtype="fp8" if quant != "none" and engine == "trtllm" else "bf16",
+        kv_dtype=_kv_dtype(family, engine, model, quant, gpu),
         engine=f"{engine}-0.7" if old else engine,
         version=row["version"],
         isl=isl,
@@ -206,6 +214,8 @@ def _point(row: dict[str, str], line: int) -> Point | None:
         step_tokens=step_tokens,
         memory_fraction=float(said[1]) if said else load.memory_fraction,
         max_running=load.max_running or _flag(command, "max-num-seqs", "max_batch_size"),
+        wait_steps=wait_steps,
+        wait_share=wait_share,
         in_process=load.in_process,
         eager=long or uncaptured or "--enforce-eager" in command,
         machine=_machine(row, family, load),
@@ -215,6 +225,28 @@ def _point(row: dict[str, str], line: int) -> Point | None:
         tpot_s=_tpot(row, line) / 1e3,
         output_tokens_per_s=_number(row["output_tok_s"], "output_tok_s", line),
     )
+
+
+def _kv_dtype(family: str, engine: str, model: str, quant: str, gpu: str) -> str:
+    """Of the KV cache: as InferenceMAX's recipes say; else TensorRT-LLM follows the checkpoint, and
+    NVIDIA's quantized ones ask for 8 bit, Qwen's own FP8 ones do not.
+    """
+    if family == "inferencemax":
+        return "bf16" if gpu in _protocols()["inferencemax"]["kv_16_bit"] else "fp8"
+    own = quant == "fp8" and model.startswith("Qwen/")
+    return "fp8" if engine == "trtllm" and quant != "none" and not own else "bf16"
+
+
+def _inferencemax(
+    row: dict[str, str], engine: str, isl: float, osl: float
+) -> tuple[int, int, float]:
+    """Tokens of a step, and for how many steps prompts wait for how much of one."""
+    said = _protocols()["inferencemax"]
+    if engine != "trtllm":
+        return int(said["step_tokens"]), 0, 0.0
+    step_tokens = int(isl + osl + said["trtllm_step_tokens_beyond_length"])
+    waits = isl == osl and int(row["n_gpus"]) < said["trtllm_waits_below_gpus"]
+    return step_tokens, said["trtllm_wait_steps"] if waits else 0, said["trtllm_wait_share"]
 
 
 def _machine(row: dict[str, str], family: str, load: _Load) -> str:

@@ -70,6 +70,10 @@ class Engine(NamedTuple):
         request_s: Before each request reaches the scheduler: HTTP, template, tokenizing.
         first_token_s: Until the client has the first token that was sampled.
         stream_token_s: Added to a step for each token that it streams.
+        wait_steps: Decode steps that prompts are held back for, while others decode, until
+            ``wait_tokens`` of work have come together (TensorRT-LLM's ``batch_wait_timeout_iters``
+            and ``batch_wait_max_tokens_ratio``); 0: not at all.
+        wait_tokens: See ``wait_steps``.
     """
 
     step_tokens: int = 8192
@@ -80,6 +84,8 @@ class Engine(NamedTuple):
     request_s: float = 0.0
     first_token_s: float = 0.0
     stream_token_s: float = 0.0
+    wait_steps: int = 0
+    wait_tokens: float = 0.0
 
 
 class Replayed(NamedTuple):
@@ -125,6 +131,7 @@ class _Run:
     context: int = 0  # sum over running requests
     held: int = 0  # tokens in memory or reserved
     preemptions: int = 0
+    held_back: int = 0  # decode steps that waiting prompts were held back for
     arriving: list[tuple[float, int]] = field(default_factory=list)
     waiting: deque[int] = field(default_factory=deque)
     filling: deque[int] = field(default_factory=deque)
@@ -160,6 +167,8 @@ class _Run:
 
     def _chunks(self) -> list[tuple[int, Shape]]:
         engine = self.engine
+        if engine.wait_steps and self._holds_back():
+            return []
         mixed = engine.policy == "mixed"
         budget = engine.step_tokens - (len(self.running) if mixed else 0)
         chunks: list[tuple[int, Shape]] = []
@@ -182,6 +191,13 @@ class _Run:
             budget -= self._chunk(key, budget, chunks)
         return chunks
 
+    def _holds_back(self) -> bool:
+        """Whether prompts wait for more to come."""
+        if not self.running or not self.waiting or self.held_back >= self.engine.wait_steps:
+            return False
+        prompts = sum(self.live[key].prompt for key in self.waiting)
+        return prompts + len(self.running) < self.engine.wait_tokens
+
     def _chunk(self, key: int, budget: int, chunks: list[tuple[int, Shape]]) -> int:
         request = self.live[key]
         n_tokens = min(budget, request.prompt - request.done)
@@ -190,6 +206,7 @@ class _Run:
         return n_tokens
 
     def _prefill(self, chunks: list[tuple[int, Shape]]) -> None:
+        self.held_back = 0
         decoding = len(self.running) if self.engine.policy == "mixed" else 0
         shapes = [shape for _, shape in chunks]
         context = self.context if decoding else 0
@@ -218,6 +235,8 @@ class _Run:
     def _decode(self) -> None:
         n = len(self.running)
         k = self.ends[0][0] - self.steps
+        if self.engine.wait_steps and self.waiting and self.held_back < self.engine.wait_steps:
+            k = min(k, self.engine.wait_steps - self.held_back)
         if not self.engine.reserve_output and self.held + n * k > self.engine.pool_tokens:
             k = int((self.engine.pool_tokens - self.held) // n)
             if k < 1:
@@ -232,6 +251,8 @@ class _Run:
                 k = until
                 context = self.context + n * (k - 1) // 2
                 step_s = self.seconds(n, context, ())
+        if self.waiting:
+            self.held_back += k
         self._spend(k, step_s, n, context, ())
         self._advance(k)
 

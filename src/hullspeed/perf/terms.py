@@ -2,11 +2,12 @@
 
 Each term is a time at 100 % of one peak (bandwidth, FLOP/s, link) or a count (layers, sequences,
 all-reduces). A step's seconds are their weighted sum; the weights are what ``coefficients.toml``
-holds. Matrix products take what is longer, reading their weights once or multiplying.
+holds. Matrix products overlap reading their weights once with multiplying (``gemm.py``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ from hullspeed.arch.mixers import GatedDeltaNet, Mamba2
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
 from hullspeed.hardware.gpu import Gpu
-from hullspeed.perf.gemm import padded_rows, wave_factor
+from hullspeed.perf.activations import layer_launches, recurrent_bytes, row_bytes
+from hullspeed.perf.gemm import overlapped, padded_rows, sustained_share, wave_factor
 from hullspeed.perf.work import Shape, Work
 
 # GPTQ's exllama kernels (vLLM csrc/quantization/gptq/q_gemm.cu): up to 50 rows in blocks of 8, each
@@ -24,25 +26,35 @@ _EXLLAMA_ROWS, _EXLLAMA_BLOCK = 50, 8
 # Weights expanded on the way to 16 bit cost their products tensor-core time (AccelMark: W8A16 and
 # FP8 on Ampere serve 100 sequences no faster than BF16 does, though they read half).
 _EXPANDING = 1.4
-_ACTIVATION_PASSES = 12  # reads and writes of a hidden-wide 16-bit row in a layer beside its GEMMs
+# Grouped products of routed experts reach this share of what dense 16-bit products sustain, in
+# whatever format their weights are, and their reading hides none of it (NVIDIA's measurements per
+# operation: 0.4 to 0.5 of the 16-bit peak on H100 and H200).
+_EXPERT_SHARE = 0.6
+# FA3 on Hopper reads 8-bit KV at 0.48 to 0.63 of the bandwidth where 16 bit reaches 0.85 (same
+# source; TensorRT-LLM's kernels 0.7 to 0.78 of either): less memory, hardly less time.
+_HOPPER_FP8_KV = 1.45
+# One-shot all-reduces up to here; beyond, two-shot ones start slower the more GPUs there are.
+_ONE_SHOT_BYTES = 2**18
 
 
 class Terms(NamedTuple):
     """One step; seconds at peak unless said otherwise.
 
     Attributes:
-        weights_s: Reading the layers' and the head's weights, where that binds.
-        multiply_s: Multiplying in 16 bit, where that binds; rows in whole tiles and waves.
+        weights_s: Reading the layers' and the head's weights, as far as multiplying hides none of
+            it.
+        multiply_s: Multiplying in 16 bit at the rate that such products sustain, likewise; rows in
+            whole tiles and waves.
         multiply_low_s: The same in the format's own 8 or 4 bit.
         attention_s: Attention arithmetic of prompt chunks, 16 bit.
-        delta_s: Recurrent layers' arithmetic of prompt chunks, 16 bit.
+        delta_s: What recurrent layers move for the tokens of prompt chunks.
         kv_s: Reading the KV of single tokens.
         state_s: Reading and writing recurrent state.
         rows_s: Norms, rotations, residuals: activations through memory.
-        layers: Layers launched.
+        layers: Layers launched, in those of attention and 16-bit products.
         steps: 1.
         sequences: Sequences in the step.
-        reduces: All-reduces, two a layer.
+        reduces: All-reduces, two a layer; long ones count more among four and eight GPUs.
         reduce_s: Their bytes over the link.
         moe_layers: Layers with routed experts.
         eager_layers: Layers launched one kernel after another, outside CUDA graphs: those of a
@@ -67,7 +79,7 @@ class Terms(NamedTuple):
 
 
 class StepTerms:
-    """Terms of steps of ``arch`` on ``tp`` GPUs.
+    """Terms of steps of ``arch`` on ``tp`` GPUs under ``engine``.
 
     Raises:
         UsageError: for a GPU without bandwidth or FLOP/s.
@@ -83,6 +95,7 @@ class StepTerms:
         state_dtype: str = "fp32",
         tp: int = 1,
         eager: bool = False,
+        engine: str = "vllm",
     ) -> None:
         if gpu.bandwidth_bytes_per_s <= 0 or gpu.flops_per_s.get("bf16", 0.0) <= 0:
             raise UsageError(
@@ -98,8 +111,13 @@ class StepTerms:
         )
         self.compute_dtype = compute_dtype(arch.quant, gpu)
         self._bandwidth = gpu.bandwidth_bytes_per_s * tp
-        self._peak = gpu.peak_flops_per_s(self.compute_dtype) * tp
         self._peak16 = gpu.flops_per_s["bf16"] * tp
+        self._rate = (
+            gpu.peak_flops_per_s(self.compute_dtype)
+            * tp
+            * sustained_share(gpu.compute_capability, self.compute_dtype)
+        )
+        self._rate16 = self._peak16 * sustained_share(gpu.compute_capability, "bf16")
         self._low = self.compute_dtype != "bf16"
         self._exllama = arch.quant == "gptq-exllama"
         # 16 bit outside tensor cores: twice the rate of 32 bit, four times on A100 (data sheets).
@@ -107,17 +125,21 @@ class StepTerms:
         self._half = fp32 * (4 if gpu.name.startswith("A100") else 2) * tp
         plain = self._low or self._exllama or arch.quant == "none"
         self._expanding = 1.0 if plain else _EXPANDING
-        self._flops_per_token = work.body_flops(1)
+        self._dense_flops = work.body_flops(1) - work.expert_flops(1)
         self._head_bytes = 2.0 * work.head_params
-        self._row_bytes = 2.0 * _ACTIVATION_PASSES * arch.hidden * work.n_layers
+        self._row_bytes = row_bytes(arch, tp)
+        self._launches = layer_launches(arch, self.compute_dtype)
         self._moe_layers = sum(hasattr(layer.mlp, "experts") for layer in arch.layers)
-        self._link = min(gpu.interconnect_bytes_per_s / 2, 450e9)
+        self._link = gpu.interconnect_bytes_per_s / 2
         self._reduce_bytes = 2 * work.n_layers * 2.0 * arch.hidden * 2 * (tp - 1) / tp
         self._delta_per_token = sum(
             layer.mixer.flops(1, 0)
             for layer in arch.layers
             if isinstance(layer.mixer, GatedDeltaNet | Mamba2)
         )
+        self._delta_bytes = sum(recurrent_bytes(layer.mixer) for layer in arch.layers)
+        slow = kv_dtype.startswith("fp8") and gpu.compute_capability == "9.0"
+        self._kv_slow = _HOPPER_FP8_KV if slow and engine != "trtllm" else 1.0
         self._kv_slope = work.kv_bytes(2**17) / 2**17 if not self._bounded() else 0.0
         self._wave = wave_factor(gpu, arch, tp)
 
@@ -130,6 +152,13 @@ class StepTerms:
         if self._kv_slope:
             return self._kv_slope * (context_tokens + n_decode)
         return n_decode * self.work.kv_bytes(context_tokens // n_decode + 1) if n_decode else 0.0
+
+    def _reduces(self, n_tokens: int) -> float:
+        """All-reduces of a step, in short ones."""
+        if self.tp == 1:
+            return 0.0
+        short = 2.0 * self.work.arch.hidden * n_tokens <= _ONE_SHOT_BYTES
+        return 2.0 * self.work.n_layers * (1.0 if short else 0.5 * (1.0 + math.log2(self.tp)))
 
     def _reading(self, n_tokens: int) -> tuple[float, float]:
         """Seconds of reading the layers' weights, and of unpacking them first if need be."""
@@ -152,50 +181,49 @@ class StepTerms:
         mfu: float = 0.6,
     ) -> Terms:
         """Terms of a step of ``n_decode`` single tokens, whose contexts sum to
-        ``context_tokens``, and prompt ``chunks``. ``mbu`` and ``mfu`` are the shares of peak that
-        decide whether reading or multiplying binds.
+        ``context_tokens``, and prompt ``chunks``. ``mbu`` and ``mfu`` are the shares of bandwidth
+        and of the sustained rate that say how much of reading and multiplying overlaps.
         """
         work, tp = self.work, self.tp
-        n_tokens, n_logits, attention, delta = n_decode, n_decode, 0.0, 0.0
+        n_tokens, n_logits, attention, delta_bytes = n_decode, n_decode, 0.0, 0.0
         for shape in chunks:
             n_tokens += shape.n_tokens
             n_logits += shape.sample
-            recurrent = self._delta_per_token * shape.n_tokens
-            delta += recurrent
-            attention += work.attention_flops(shape) - recurrent
+            delta_bytes += self._delta_bytes * shape.n_tokens
+            attention += work.attention_flops(shape) - self._delta_per_token * shape.n_tokens
         reading, unpacking = self._reading(n_tokens)
+        expert_reading = expert_multiplying = 0.0
+        if self._moe_layers:
+            expert_reading = work.expert_bytes(n_tokens) / self._bandwidth
+            expert_multiplying = work.expert_flops(n_tokens) / (self._rate16 * _EXPERT_SHARE)
+            reading -= expert_reading
         rows = padded_rows(n_tokens)
-        multiplying = self._flops_per_token * rows * self._wave(rows) / self._peak * self._expanding
-        weights_s = multiply_s = low_s = 0.0
-        if reading / mbu >= multiplying / mfu:
-            weights_s = reading
-        elif self._low:
-            low_s = multiplying
-        else:
-            multiply_s = multiplying
-        weights_s += unpacking
+        multiplying = self._dense_flops * rows * self._wave(rows) / self._rate * self._expanding
+        both = overlapped(reading / mbu, multiplying / mfu)
+        weights_s = reading * both.read + unpacking + expert_reading
+        low_s = multiplying * both.multiply if self._low else 0.0
+        multiply_s = expert_multiplying + (0.0 if self._low else multiplying * both.multiply)
         if n_logits:
             head_read = self._head_bytes / self._bandwidth
-            head_flops = 2.0 * work.head_params * padded_rows(n_logits) / self._peak16
-            if head_read / mbu >= head_flops / mfu:
-                weights_s += head_read
-            else:
-                multiply_s += head_flops
+            head_flops = 2.0 * work.head_params * padded_rows(n_logits) / self._rate16
+            both = overlapped(head_read / mbu, head_flops / mfu)
+            weights_s += head_read * both.read
+            multiply_s += head_flops * both.multiply
         sequences = n_decode + len(chunks)
         return Terms(
             weights_s=weights_s,
             multiply_s=multiply_s,
             multiply_low_s=low_s,
             attention_s=attention / self._peak16,
-            delta_s=delta / self._peak16,
-            kv_s=self.decode_kv_bytes(n_decode, context_tokens) / self._bandwidth,
+            delta_s=delta_bytes / self._bandwidth,
+            kv_s=self._kv_slow * self.decode_kv_bytes(n_decode, context_tokens) / self._bandwidth,
             state_s=2.0 * sequences * work.state_bytes / self._bandwidth,
             # Norms and residuals are computed by every rank: no share of them is saved.
             rows_s=self._row_bytes * n_tokens / self.gpu.bandwidth_bytes_per_s,
-            layers=work.n_layers,
+            layers=self._launches,
             steps=1.0,
             sequences=sequences,
-            reduces=2.0 * work.n_layers if tp > 1 else 0.0,
+            reduces=self._reduces(n_tokens),
             reduce_s=self._reduce_bytes * n_tokens / self._link if tp > 1 else 0.0,
             moe_layers=self._moe_layers,
             eager_layers=work.n_layers if chunks or self.eager else 0.0,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from hullspeed.arch.mixers import Mixer
-from hullspeed.arch.mlps import Mlp
+from hullspeed.arch.mlps import Mlp, MoeMlp
 from hullspeed.arch.model import ModelArch
 from hullspeed.arch.tensors import Role
 
@@ -81,6 +81,11 @@ class Work:
             g.layers * _shared(g, arch.hidden) for g in self._mlps if g.expert_params
         )
         self.body_params = self.mixer_params + dense + expert_params
+        self._expert_token_params = sum(
+            g.layers * g.expert_params * g.mlp.experts_per_token / g.mlp.experts
+            for g in self._mlps
+            if isinstance(g.mlp, MoeMlp)
+        )
         self.last_mlp_params = arch.layers[-1].mlp.params_per_token(arch.hidden)
         self.bytes_per_param = self._bytes_per_param(weight_bytes)
 
@@ -108,6 +113,16 @@ class Work:
             if g.expert_params
         )
         return (self.body_params - experts) * self.bytes_per_param
+
+    def expert_bytes(self, n_tokens: int) -> float:
+        """Of :meth:`body_bytes`, those of routed experts."""
+        return self.bytes_per_param * sum(
+            g.layers * g.expert_params * g.mlp.active_share(n_tokens) for g in self._mlps
+        )
+
+    def expert_flops(self, n_tokens: int) -> float:
+        """Of :meth:`body_flops`, those of routed experts."""
+        return 2.0 * n_tokens * self._expert_token_params
 
     def attention_flops(self, shape: Shape) -> float:
         """FLOPs of all mixers for one sequence's part."""

@@ -12,6 +12,7 @@ from hullspeed.arch import catalogue
 from hullspeed.errors import HullspeedError
 from hullspeed.hardware.catalogue import find_gpu
 from hullspeed.memory.budget import EngineSettings
+from hullspeed.memory.sglang_pool import SglangPool
 from hullspeed.perf.fitted import FittedCost, coefficients_of, engine_of
 from hullspeed.perf.points import Point, length_shares
 from hullspeed.perf.replay import Ask, Engine, Record, Replayed, replay
@@ -81,6 +82,13 @@ def with_speculation(point: Point, cost: FittedCost) -> StepSeconds:
     return SpeculativeCost(cost, _DRAFT_TOKENS, point.accept or MTP_ACCEPT)
 
 
+class Room(NamedTuple):
+    """What memory holds: KV tokens, and how many sequences it lets run."""
+
+    tokens: float
+    running: int = 1 << 30
+
+
 @cache
 def room_of(
     model: str,
@@ -91,47 +99,60 @@ def room_of(
     engine: str,
     fraction: float,
     step_tokens: int,
-) -> tuple[float, float]:
-    """Tokens of KV that fit, and bytes of one sequence's state in tokens."""
-    planned = model_of(model, quant)
+    draft_tokens: int = 0,
+) -> tuple[Room, float]:
+    """Room, and bytes of one sequence's state in tokens where it shares the pool with them."""
+    planned, card = model_of(model, quant), find_gpu(gpu)
     known = engine if engine in ("vllm", "sglang", "trtllm") else "vllm"
     settings = EngineSettings(
         engine=known, tp=tp, max_model_len=max(16384, step_tokens), max_num_seqs=256,
         memory_fraction=fraction or None, max_num_batched_tokens=step_tokens or None,
+        draft_tokens=draft_tokens if known == "sglang" else 0,
     )  # fmt: skip
     token_bytes = planned.arch.kv_bytes_per_token(kv_dtype) / tp
     state_bytes = planned.arch.state_bytes("fp32", planned.arch.dtype) / tp
     try:
         from hullspeed.memory.allocators import allocator  # noqa: PLC0415 - only where needed
 
-        stack = allocator(known).stack(
-            planned.arch, memory_of(find_gpu(gpu)), settings, planned.weights
-        )
-        pool_bytes = float(stack.pool_bytes)
+        memory, rules = memory_of(card), allocator(known)
+        stack = rules.stack(planned.arch, memory, settings, planned.weights)
+        pool_bytes = stack.pool_bytes
+        if state_bytes and pool_bytes > 0:
+            unlimited = replace(settings, max_num_seqs=None)
+            pool = rules.pool(planned.arch, memory, unlimited, pool_bytes)
+            if isinstance(pool, SglangPool):  # tokens and slots of state apart
+                return Room(pool.printed_tokens, pool.max_running_requests), 0.0
     except HullspeedError:  # a model that the engine's allocator does not know
-        pool_bytes = 0.0
+        pool_bytes = 0
     if pool_bytes <= 0:
-        pool_bytes = 0.9 * find_gpu(gpu).memory_bytes - planned.weights.decoder / tp - 3 * 2**30
-    return max(pool_bytes, 0.0) / token_bytes, state_bytes / token_bytes
+        pool_bytes = round(0.9 * card.memory_bytes - planned.weights.decoder / tp - 3 * 2**30)
+    return Room(max(pool_bytes, 0) / token_bytes), state_bytes / token_bytes
 
 
 def engine_for(point: Point) -> Engine:
     """The point's engine with its memory."""
-    base = engine_of(point.engine, find_gpu(point.gpu), in_process=point.in_process)
-    tokens, state_tokens = room_of(
+    drafts = _DRAFT_TOKENS if point.accept != 1.0 else 0
+    base = engine_of(
+        point.engine, find_gpu(point.gpu), in_process=point.in_process, drafts=bool(drafts)
+    )
+    room, state_tokens = room_of(
         point.model, point.quant, point.kv_dtype, point.gpu, point.tp, point.engine,
-        point.memory_fraction, point.step_tokens if point.engine == "vllm-0.7" else 0,
+        point.memory_fraction, point.step_tokens if point.engine == "vllm-0.7" else 0, drafts,
     )  # fmt: skip
-    length = point.isl + point.osl
-    running = point.max_running or base.max_running
+    length, tokens = point.isl + point.osl, room.tokens
+    running = min(point.max_running or base.max_running, max(room.running, 1))
     if state_tokens:  # recurrent state and KV share the pool
         running = min(running, max(1, int(tokens / (length + 2 * state_tokens))))
         tokens = max(tokens - 2 * running * state_tokens, length)
-    step_tokens = point.step_tokens or base.step_tokens
+    step_tokens = max(
+        int(point.step_tokens or base.step_tokens), min(running, point.concurrency or running) + 1
+    )
     return base._replace(
-        step_tokens=max(step_tokens, min(running, point.concurrency or running) + 1),
+        step_tokens=step_tokens,
         max_running=running,
         pool_tokens=max(tokens, 8.0 * length if point.spread == 0 else length + 64),
+        wait_steps=point.wait_steps,
+        wait_tokens=point.wait_share * step_tokens,
     )
 
 

@@ -18,6 +18,7 @@ from hullspeed.perf.fitted import (
     Spread,
     coefficients_of,
     engine_of,
+    kinds_of,
     measured_gpus,
     regime_of,
     spread_of,
@@ -154,13 +155,14 @@ class Predictor:
         """
         coefficients = coefficients_of(settings.engine)
         seen = gpu.name in measured_gpus()
+        kinds = kinds_of(model.arch, drafts=settings.draft_tokens > 0)
 
         def spread(metric: str, regime: str) -> Spread:
             if cost_model == "tables":  # not fitted to what is published of the GPU either
-                return spread_of(metric, 90, regime, seen=False)
+                return spread_of(metric, 90, regime, seen=False, kinds=kinds)
             if calibration is not None:
                 return calibration.spread(metric)
-            return spread_of(metric, 90, regime, seen=seen)
+            return spread_of(metric, 90, regime, seen=seen, kinds=kinds)
 
         if calibration is not None:
             coefficients = calibration.apply(coefficients)

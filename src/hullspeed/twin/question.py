@@ -124,6 +124,7 @@ class Question:
         fitted = FittedCost(
             self.arch,
             self.gpu,
+            engine=self.settings.engine,
             weight_bytes=self.weights.decoder,
             kv_dtype=kv_dtype_of(self.arch, self.settings.kv_dtype),
             state_dtype=state_dtype_of(self.arch, self.settings.state_dtype),
