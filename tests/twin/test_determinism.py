@@ -29,7 +29,7 @@ COMMANDS = (
      "gpu=h100-sxm,a40", "engine=vllm,sglang"],
     [*SIMULATE, "--agents", "3", "--compare-cache", "--cache-budget", "4GiB"],
 )  # fmt: skip
-GOLDEN = "9a72a95fa89f2d52"
+GOLDEN = "db71f15335e620ab"
 
 
 class _Linear:

@@ -90,6 +90,37 @@ def test_it_is_the_engine_loop_but_faster(
     assert (fast.prompt_tokens, fast.output_tokens) == (slow.prompt_tokens, slow.output_tokens)
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    isl=st.integers(1, 300),
+    osl=st.integers(1, 40),
+    concurrency=st.integers(1, 8),
+    work_s=st.sampled_from([0.0, 0.0004, 0.03]),
+    own_core=st.booleans(),
+    interrupted_every_s=st.sampled_from([0.05, float("inf")]),
+)
+def test_the_api_process_and_others_take_what_they_take_in_the_engine_loop(
+    isl: int, osl: int, concurrency: int, work_s: float, own_core: bool, interrupted_every_s: float
+) -> None:
+    host = {
+        "request_s": 0.01 + work_s, "request_work_s": work_s, "own_core": own_core,
+        "stream_token_s": 1e-4, "interrupted_every_s": interrupted_every_s, "interrupted_s": 0.007,
+    }  # fmt: skip
+    slow = simulate(
+        TwinEngine(
+            vocab=10**9, max_context_tokens=4096, n_pages=512, page_tokens=16, step_tokens=128,
+            max_running=16, **host,  # type: ignore[arg-type]
+        ),
+        PerToken(),
+        Load(isl_tokens=isl, osl_tokens=osl, requests=12, concurrency=concurrency),
+    )  # fmt: skip
+    engine = msgspec.structs.replace(ENGINE, **host)
+    fast = play(engine, PerToken(), without_checkpoints(fixed(isl, osl, 12, concurrency)))
+    assert sorted(fast.ttft_s()) == pytest.approx(sorted(slow.ttft_s))
+    assert sorted(fast.itl_s()) == pytest.approx(sorted(slow.itl_s))
+    assert fast.duration_s == pytest.approx(slow.duration_s)
+
+
 def test_one_request_by_hand() -> None:
     """100 prompt tokens in one step, then nine steps over 100, 101, ... tokens."""
     played = play(ENGINE, PerToken(), fixed(100, 10, 1, 1), paranoid=True)

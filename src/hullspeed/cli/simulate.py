@@ -360,7 +360,11 @@ def _hardware(gpu: str | None, engine: str, arch: ModelArch) -> dict[str, Any]:
         sys.stderr.write("no calibration of this machine: a quick measurement stands in\n")
         ceilings = quick_ceilings(machine, 0.4)
     memory = memory_of_machine(machine)
-    return {"gpu": None, "memory": memory, "ceilings": ceilings, "weight_dtype": dtype}
+    own_core = ceilings.threads < machine.cores
+    return {
+        "gpu": None, "memory": memory, "ceilings": ceilings, "weight_dtype": dtype,
+        "own_core": own_core,
+    }  # fmt: skip
 
 
 def _one(

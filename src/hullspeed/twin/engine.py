@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from hullspeed.core.build import build_pools
@@ -32,7 +34,11 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
         flops_per_token: Of the model's linear layers, for ``density``.
         flops_per_token_pair: Of its attention, for each earlier token.
         request_s: From a request's bytes to its arrival at the scheduler.
+        request_work_s: Of that, how long it keeps a core from the next one and from the steps.
+        own_core: The API process has a core that no step uses.
         stream_token_s: Per token, work of the API process beside the engine.
+        interrupted_every_s, interrupted_s: In so much time of computing, other processes take so
+            much.
     """
 
     n_pages: int
@@ -55,7 +61,11 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     flops_per_token_pair: float = 0.0
     policy: Policy = Policy()
     request_s: float = 0.0
+    request_work_s: float = 0.0
+    own_core: bool = False
     stream_token_s: float = 0.0
+    interrupted_every_s: float = math.inf
+    interrupted_s: float = 0.0
 
     def scheduler(self) -> TwinScheduler:
         """A fresh scheduler with empty memory.

@@ -6,7 +6,6 @@ model says how long it takes.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from hullspeed.core.sampling import SamplingParams
 from hullspeed.core.step import StepResult
 from hullspeed.errors import CapacityError, EngineError
 from hullspeed.perf.work import Shape, StepSeconds
+from hullspeed.twin.api_process import ApiProcess
 from hullspeed.twin.engine import EngineModel
 from hullspeed.twin.played import Moment, Played, Served
 from hullspeed.twin.scheduler import LazyStep, TwinScheduler
@@ -55,10 +55,14 @@ class Player:
         self._paranoid = paranoid
         self._scheduler = engine.scheduler()
         self._now_s = 0.0
-        self._busy_s = 0.0
+        self._busy_s = self._clean_s = 0.0
         self._n_sent = 0
         self._flights: dict[int, _Flight] = {}
-        self._arrivals: list[tuple[float, int]] = []
+        self._api = ApiProcess(
+            engine.request_work_s,
+            max(engine.request_s - engine.request_work_s, 0.0),
+            own_core=engine.own_core,
+        )
         self._queue: deque[Session] = deque()
         self._served: list[Served] = []
         self._refused = 0
@@ -81,11 +85,11 @@ class Player:
             for session in self._workload.sessions:
                 self._send(session, 0, session.at_s)
         scheduler = self._scheduler
-        while self._arrivals or scheduler.has_work:
+        while self._api or scheduler.has_work:
             if not scheduler.has_work:
-                self._now_s = max(self._now_s, self._arrivals[0][0])
-            while self._arrivals and self._arrivals[0][0] <= self._now_s:
-                self._add(heapq.heappop(self._arrivals)[1])
+                self._now_s = max(self._now_s, self._api.next_s())
+            for request_id in self._api.arrived(self._now_s):
+                self._add(request_id)
             if scheduler.has_work:
                 self._step()
         first_s = self._first_s or 0.0
@@ -105,8 +109,12 @@ class Player:
         step = scheduler.schedule(self._now_s)
         if not step:
             raise EngineError("the scheduler has work and plans no step")
-        seconds = self._step_s(step)
+        clean_s = self._step_s(step)
+        seconds = clean_s + self._lost_s(clean_s)
+        if self._engine.request_work_s:
+            seconds = self._api.beside(self._now_s, seconds)
         self._busy_s += seconds
+        self._clean_s += clean_s
         self._now_s += seconds
         for output in scheduler.commit(step, _RESULT, self._now_s):
             if output.finish is not None:
@@ -126,6 +134,12 @@ class Player:
                 chunks.append(Shape(span.length, span.start, span.sample))
         return self._timer.seconds(n, context, chunks)
 
+    def _lost_s(self, clean_s: float) -> float:
+        """What other processes take meanwhile: once in so much time of computing."""
+        every_s = self._engine.interrupted_every_s
+        times = (self._clean_s + clean_s) // every_s - self._clean_s // every_s
+        return self._engine.interrupted_s * times
+
     # -- requests come and go ------------------------------------------------------------------
 
     def _start_next(self) -> None:
@@ -141,7 +155,7 @@ class Player:
         sent_s = at_s + turn.wait_s
         self._n_sent += 1
         self._flights[self._n_sent] = _Flight(turn, session, index + 1, sent_s)
-        heapq.heappush(self._arrivals, (sent_s + self._engine.request_s, self._n_sent))
+        self._api.send(self._n_sent, sent_s)
 
     def _add(self, request_id: int) -> None:
         flight = self._flights[request_id]

@@ -26,7 +26,7 @@ from hullspeed.perf.work import StepSeconds
 from hullspeed.twin.engine import EngineModel
 from hullspeed.twin.played import Played
 from hullspeed.twin.player import play
-from hullspeed.twin.setup import engine_model
+from hullspeed.twin.setup import Host, engine_model
 from hullspeed.twin.summary import Objective, Summary, summarize
 from hullspeed.twin.workload import Workload
 
@@ -67,6 +67,7 @@ class Question:
         label: What distinguishes it from its neighbours in a table.
         gpu: ``None`` for the embedded engine on this machine, whose ``ceilings`` then say how fast
             it is.
+        own_core: Of that machine, a core that the engine leaves to the API process.
         cache: Another prefix cache than the engine's own.
         usd_per_hour: Of all GPUs.
         cost_model: Which cost of a step on a GPU is asked.
@@ -83,6 +84,7 @@ class Question:
     cache: str | None = None
     eviction: str = "lru"
     ceilings: Ceilings | None = None
+    own_core: bool = False
     weight_dtype: str = "fp16"
     usd_per_hour: float | None = None
     requests_per_task: int = 1
@@ -172,9 +174,19 @@ class Question:
             typical_tokens=_typical(workload),
             cache=self.cache,
             eviction=self.eviction,
-            request_s=cost.request_s + cost.prompt_token_s * _mean_prompt(workload),
-            stream_token_s=cost.stream_token_s,
+            host=self._host(workload, cost),
         )
+
+    def _host(self, workload: Workload, cost: Cost) -> Host:
+        """What passes beside the steps; of the embedded engine as ``up`` takes it."""
+        prompt_tokens = _mean_prompt(workload)
+        request_s = cost.request_s + cost.prompt_token_s * prompt_tokens
+        if self.ceilings is None:
+            return Host(request_s, stream_token_s=cost.stream_token_s)
+        work_s = self.ceilings.overheads.work_seconds(round(prompt_tokens))
+        host = Host(request_s, work_s, self.own_core, cost.stream_token_s)
+        others = self.ceilings.interruptions
+        return host if others is None else host._replace(interruptions=others)
 
     def play(self, workload: Workload, cost: Cost | None = None) -> Played:
         """Simulate ``workload`` at ``cost``, the question's own unless given.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.core.build import STATE_BLOCK_TOKENS
 from hullspeed.errors import CapacityError
+from hullspeed.hardware.ceilings import Interruptions
 from hullspeed.memory.allocators import MemoryPlan, plan_memory
 from hullspeed.memory.budget import EngineSettings, GpuMemory, PoolPlan, WeightBytes
 from hullspeed.memory.layers import keeps_state, state_dtype_of
@@ -24,6 +26,24 @@ from hullspeed.twin.profiles import profile
 from hullspeed.units import format_bytes
 
 
+class Host(NamedTuple):
+    """Time that passes beside the steps.
+
+    Attributes:
+        request_s: From a request's bytes to its arrival at the scheduler.
+        work_s: Of that, how long it keeps a core from the next one and from the steps.
+        own_core: The API process has a core that no step uses.
+        stream_token_s: Per token that a step puts out.
+        interruptions: By other processes.
+    """
+
+    request_s: float = 0.0
+    work_s: float = 0.0
+    own_core: bool = False
+    stream_token_s: float = 0.0
+    interruptions: Interruptions | None = None
+
+
 def engine_model(
     arch: ModelArch,
     memory: GpuMemory,
@@ -33,22 +53,22 @@ def engine_model(
     typical_tokens: int,
     cache: str | None = None,
     eviction: str = "lru",
-    request_s: float = 0.0,
-    stream_token_s: float = 0.0,
+    host: Host | None = None,
 ) -> EngineModel:
     """``settings.engine`` on ``arch`` with the memory that its allocator computes.
 
     ``typical_tokens`` is the length of a typical sequence: of models with sliding windows, whose
     pages are not alike, another engine's pool holds as many sequences of this length as its
     allocator says.
-    ``cache`` is another prefix cache than the engine's own.
+    ``cache`` is another prefix cache than the engine's own, and ``host`` what passes beside the
+    steps.
 
     Raises:
         UsageError: for settings that contradict each other, an unknown engine or cache.
         CapacityError: if the engine would not start: not one sequence fits.
         UnsupportedModelError: if the engine does not run the model.
     """
-    how = profile(settings.engine)
+    how, host = profile(settings.engine), host or Host()
     settings = replace(settings, cache=cache)
     plan = plan_memory(arch, memory, settings, weights)
     hybrid = keeps_state(arch)
@@ -91,8 +111,12 @@ def engine_model(
         flops_per_token=work.body_flops(1),
         flops_per_token_pair=pair_flops(work),
         policy=how.policy,
-        request_s=request_s,
-        stream_token_s=stream_token_s,
+        request_s=host.request_s,
+        request_work_s=host.work_s,
+        own_core=host.own_core,
+        stream_token_s=host.stream_token_s,
+        interrupted_every_s=host.interruptions.every_s if host.interruptions else math.inf,
+        interrupted_s=host.interruptions.lost_s if host.interruptions else 0.0,
     )
 
 
