@@ -128,10 +128,10 @@ class Server:
 
     async def _answer(self, deadline_s: float) -> None:
         """Wait until it generates."""
-        spec = BenchSpec(
-            url=self._side.url, isl_tokens=4, osl_tokens=1, concurrency=(1,), requests=1
-        )
         while True:
+            spec = BenchSpec(
+                url=self._side.url, isl_tokens=4, osl_tokens=1, concurrency=(1,), requests=1
+            )
             if not self._process.is_running() or self._process.status() == "zombie":
                 raise SystemExit(f"{self._side.name} ended; see {self._log}")
             try:
