@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hullspeed.arch.mixers import GatedDeltaNet, Mamba2, Mixer
 from hullspeed.arch.mlps import MoeMlp
 from hullspeed.arch.model import ModelArch
@@ -25,15 +27,18 @@ def row_bytes(arch: ModelArch, tp: int) -> float:
     and one read of what lies between products, which ranks share.
     """
     elements = 0.0
-    for layer in arch.layers:
-        elements += _WIDE_PASSES * arch.hidden
-        for part in (layer.mixer, layer.mlp):
-            for tensor in part.tensors(arch.hidden):
-                if tensor.role is Role.LINEAR and len(tensor.shape) == 2:
-                    elements += 2.0 * (sum(tensor.shape) - arch.hidden) / tp
-        if isinstance(layer.mlp, MoeMlp):
-            copies = layer.mlp.experts_per_token
-            elements += 3.0 * copies * (layer.mlp.intermediate / tp + arch.hidden)
+    alike = Counter((layer.mixer, layer.mlp) for layer in arch.layers)
+    for (mixer, mlp), layers in alike.items():
+        shared = sum(
+            2.0 * (sum(tensor.shape) - arch.hidden)
+            for part in (mixer, mlp)
+            for tensor in part.tensors(arch.hidden)
+            if tensor.role is Role.LINEAR and len(tensor.shape) == 2
+        )
+        each = _WIDE_PASSES * arch.hidden + shared / tp
+        if isinstance(mlp, MoeMlp):
+            each += 3.0 * mlp.experts_per_token * (mlp.intermediate / tp + arch.hidden)
+        elements += layers * each
     return 2.0 * elements
 
 
