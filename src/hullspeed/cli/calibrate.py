@@ -44,8 +44,9 @@ def calibrate(
     few minutes of load on a running endpoint, from the statistics lines of an engine's log, or from
     a benchmark's JSON: ``hullspeed calibrate Qwen/Qwen3-32B --gpu h200 --bench result.json``.
 
-    Takes half a minute; keep the machine quiet meanwhile. Exit codes: 0 kept, 1 other processes
-    disturbed it: kept unless there is one that was not disturbed, 2 usage or model.
+    Takes half a minute, with a model a little more than one; keep the machine quiet meanwhile. Exit
+    codes: 0 kept, 1 other processes disturbed it: kept unless there is one that was not disturbed,
+    2 usage or model.
 
     Parameters
     ----------
