@@ -10,7 +10,7 @@ import statistics
 
 import msgspec
 
-from hullspeed.perf.fitted import Spread, measured_gpus, regime_of, spread_of
+from hullspeed.perf.fitted import Spread, kinds_of, measured_gpus, regime_of, spread_of
 from hullspeed.perf.nearest import PublicPoint, nearest_points
 from hullspeed.perf.steady import prefill_seconds
 from hullspeed.twin.question import Cost, Question
@@ -75,9 +75,10 @@ def _spread(question: Question, metric: str, regime: str) -> Spread:
     if question.ceilings is not None:
         error = question.ceilings.relative_error
         return Spread(1 / (1 + error), 1 + error)
+    kinds = kinds_of(question.arch, drafts=question.settings.draft_tokens > 0)
     if question.cost_model == "tables":  # not fitted to what is published of the GPU either
-        return spread_of(metric, SHARE, regime, seen=False)
+        return spread_of(metric, SHARE, regime, seen=False, kinds=kinds)
     if question.calibration is not None:
         return question.calibration.spread(metric)
     seen = question.gpu is not None and question.gpu.name in measured_gpus()
-    return spread_of(metric, SHARE, regime, seen=seen)
+    return spread_of(metric, SHARE, regime, seen=seen, kinds=kinds)
