@@ -13,7 +13,7 @@ from hullspeed.cli.main import COMMANDS, build_app
 from hullspeed.errors import HullspeedError
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md")) + [ROOT / "README.md"]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 
 
 def commands(page: Path) -> list[list[str]]:

@@ -36,7 +36,7 @@ from hullspeed.plan.workload import Workload
 
 CPU_STEP_TOKENS = 256
 _LEAST_REPLAYED, _LEAST_ARRIVALS = 24, 200
-_MOST_REPLAYED = 512  # in flight; a longer queue only waits longer
+_MOST_REPLAYED = 128  # in flight; a longer queue only waits longer
 _APART = 0.1  # lengths vary by as much around the typical ones
 _OTHER_SHAPES_ERROR = 0.3  # GEMM rates of a model twice as wide or half as wide differ by as much
 
@@ -340,13 +340,13 @@ class Predictor:
         rng = random.Random(0)  # noqa: S311 - a workload, not a secret
         running = min(concurrency, most)
         in_flight = min(concurrency, max(running, _MOST_REPLAYED))
-        n_asks = in_flight + max(_LEAST_REPLAYED, 3 * in_flight)
+        n_asks = in_flight + max(_LEAST_REPLAYED, 3 * running)
         rate = workload.rate
         if rate is not None:
             steady = self._steady(workload, running, cached_tokens)
             rate = rate if steady.requests_per_s >= rate else None
         if rate is not None:
-            n_asks = in_flight + max(_LEAST_ARRIVALS, 3 * in_flight)
+            n_asks = in_flight + max(_LEAST_ARRIVALS, 3 * running)
             running = most  # more than usual when they come close together
         asks, at_s = [], 0.0
         for _ in range(n_asks):
