@@ -64,8 +64,8 @@ def products(gpu: str) -> Found:
         read = weights["weights_s"] * row.n * row.k * size / card.bandwidth_bytes_per_s
         key = "multiply_s" if dtype == "bf16" else "multiply_low_s"
         multiply = weights[key] * 2.0 * padded_rows(row.m) * row.n * row.k / rate
-        both = overlapped(read, multiply)
-        said = LAUNCH_S[dtype] + read * both.read + multiply * both.multiply
+        reading, multiplying = overlapped(read, multiply)
+        said = LAUNCH_S[dtype] + read * reading + multiply * multiplying
         yield (
             f"products {dtype}",
             "few rows" if row.m <= 64 else "many rows",

@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.arch.tensors import Role
@@ -31,20 +30,13 @@ _HALF_TILE_ROWS = 64  # kernels choose tiles of half the height where that leave
 _SUSTAINED = Path(__file__).with_name("sustained.toml")
 
 
-class Shares(NamedTuple):
-    """Parts of the longer and the shorter side that a product takes."""
-
-    read: float
-    multiply: float
-
-
-def overlapped(read_s: float, multiply_s: float) -> Shares:
-    """Reading and multiplying overlap but for their ends: together they take the root of the sum
-    of their squares, of which each side's own time times its share is a part. Where both sides are
-    equal, measured products take 1.2 to 1.5 times either.
+def overlapped(read_s: float, multiply_s: float) -> tuple[float, float]:
+    """Shares of reading and of multiplying that a product takes. They overlap but for their ends:
+    together they take the root of the sum of their squares, of which each side's own time times its
+    share is a part. Where both are equal, measured products take 1.2 to 1.5 times either.
     """
     total = math.hypot(read_s, multiply_s)
-    return Shares(read_s / total, multiply_s / total) if total else Shares(1.0, 0.0)
+    return (read_s / total, multiply_s / total) if total else (1.0, 0.0)
 
 
 @cache

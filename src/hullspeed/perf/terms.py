@@ -199,16 +199,16 @@ class StepTerms:
             reading -= expert_reading
         rows = padded_rows(n_tokens)
         multiplying = self._dense_flops * rows * self._wave(rows) / self._rate * self._expanding
-        both = overlapped(reading / mbu, multiplying / mfu)
-        weights_s = reading * both.read + unpacking + expert_reading
-        low_s = multiplying * both.multiply if self._low else 0.0
-        multiply_s = expert_multiplying + (0.0 if self._low else multiplying * both.multiply)
+        read, done = overlapped(reading / mbu, multiplying / mfu)
+        weights_s = reading * read + unpacking + expert_reading
+        low_s = multiplying * done if self._low else 0.0
+        multiply_s = expert_multiplying + (0.0 if self._low else multiplying * done)
         if n_logits:
             head_read = self._head_bytes / self._bandwidth
             head_flops = 2.0 * work.head_params * padded_rows(n_logits) / self._rate16
-            both = overlapped(head_read / mbu, head_flops / mfu)
-            weights_s += head_read * both.read
-            multiply_s += head_flops * both.multiply
+            read, done = overlapped(head_read / mbu, head_flops / mfu)
+            weights_s += head_read * read
+            multiply_s += head_flops * done
         sequences = n_decode + len(chunks)
         return Terms(
             weights_s=weights_s,
