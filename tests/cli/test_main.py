@@ -24,7 +24,7 @@ def test_every_command_has_a_module_an_example_and_a_page() -> None:
 
 
 def test_every_module_is_a_command() -> None:
-    helpers = {"__init__", "kv_check", "main", "watcher"}
+    helpers = {"__init__", "kv_check", "main", "watcher", "pages", "sweeps", "workloads"}
     modules = {path.stem for path in (ROOT / "src/hullspeed/cli").glob("*.py")} - helpers
     assert modules == {name.replace("-", "_") for name in main.COMMANDS}
 
