@@ -19,7 +19,7 @@ import msgspec
 from hullspeed.hardware.machine import Machine
 from hullspeed.sources.cache import cache_dir, write_atomically
 
-KERNELS_VERSION = "3"
+KERNELS_VERSION = "4"
 """Raise when a kernel changes speed: what was measured before no longer counts."""
 
 
