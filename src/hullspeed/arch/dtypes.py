@@ -27,14 +27,21 @@ def bytes_per_element(dtype: str) -> Fraction:
     Raises:
         UsageError: for a name that is not a number format.
     """
+    return Fraction(_bits(dtype), 8)
+
+
+def nbytes(elements: int, dtype: str) -> int:
+    """Bytes of ``elements`` values of ``dtype``, rounded up to a whole byte.
+
+    Raises:
+        UsageError: for a name that is not a number format.
+    """
+    return -(-elements * _bits(dtype) // 8)
+
+
+def _bits(dtype: str) -> int:
     if dtype not in _BITS:
         raise UsageError(
             "unknown number format", seen=dtype, fix=f"use one of {', '.join(sorted(_BITS))}"
         )
-    return Fraction(_BITS[dtype], 8)
-
-
-def nbytes(elements: int, dtype: str) -> int:
-    """Bytes of ``elements`` values of ``dtype``, rounded up to a whole byte."""
-    size = elements * bytes_per_element(dtype)
-    return -(-size.numerator // size.denominator)
+    return _BITS[dtype]
