@@ -133,6 +133,34 @@ BAD = {
     "TP that does not divide": [MODEL, "--gpu", "a40", "--tp", "16"],
     "fraction above one": [MODEL, "--gpu", "a40", "--memory-fraction", "92"],
     "unknown KV format": [MODEL, "--gpu", "a40", "--kv-dtype", "fp7"],
+    "KV format that vLLM lacks": [MODEL, "--gpu", "a40", "--kv-dtype", "int4"],
+    "KV format that SGLang lacks": [
+        MODEL,
+        "--gpu",
+        "a40",
+        "--engine",
+        "sglang",
+        "--kv-dtype",
+        "int8_per_token_head",
+    ],
+    "KV format that TensorRT-LLM lacks": [
+        MODEL,
+        "--gpu",
+        "a40",
+        "--engine",
+        "trtllm",
+        "--kv-dtype",
+        "int4",
+    ],
+    "KV format that vLLM lacked then": [
+        MODEL,
+        "--gpu",
+        "a40",
+        "--engine-version",
+        "0.19.1",
+        "--kv-dtype",
+        "fp8_per_token_head",
+    ],
     "negative MTP": [MODEL, "--gpu", "a40", "--mtp", "-1"],
     "size without sense": [MODEL, "--gpu", "a40", "--kv-cache", "lots"],
     "time without sense": [MODEL, "--gpu", "a40", "--ttft", "soon"],
@@ -142,6 +170,43 @@ BAD = {
     "unknown option": [MODEL, "--gpu", "a40", "--colour", "red"],
     "folder that is not there": ["./no/such/folder", "--gpu", "a40"],
 }
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_a_pool_larger_than_the_card_does_not_fit(
+    engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ["plan", MODEL, "--gpu", "h100-sxm", "--engine", engine, "--context", "8192", "--json"]
+    assert run([*named, "--kv-cache", "500GiB"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"] == "does not fit"
+    assert "500.00 GiB is asked for" in data["summary"]
+    assert "MEM009" in [finding["code"] for finding in data["findings"]]
+    run([*named, "--kv-cache", "20GiB"])
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"] != "does not fit"
+    assert "MEM009" not in [finding["code"] for finding in data["findings"]]
+
+
+def test_a_pool_larger_than_this_machine_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", SMOL, "--kv-cache", "900TiB", "--context", "2048"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("engine", "used"), [("vllm", "0.33"), ("sglang", "0.5"), ("trtllm", "1.3")]
+)
+def test_a_version_without_rules_says_whose_are_used(
+    engine: str, used: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ["plan", MODEL, "--gpu", "h100-sxm", "--engine", engine, "--context", "8192", "--json"]
+    run([*named, "--engine-version", "9.9"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    said = [finding["what"] for finding in found if finding["code"] == "MEM006"]
+    assert len(said) == 1
+    assert f"rules of {used} are used" in said[0]
+    run([*named, "--engine-version", used])
+    assert "MEM006" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", BAD)

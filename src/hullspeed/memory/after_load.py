@@ -13,6 +13,7 @@ from hullspeed.memory.budget import (
     MemoryStack,
     Term,
     WeightBytes,
+    given_pool_findings,
 )
 from hullspeed.memory.layers import cache_layers, kv_dtype_of, state_dtype_of
 from hullspeed.memory.pages import PagePool
@@ -73,21 +74,23 @@ def after_load_stack(
     def item(term: Term, name: str, size: int, source: str) -> MemoryItem:
         return MemoryItem(term=term, name=name, bytes=size, source=source, exact=False)
 
+    items = (
+        item(Term.WEIGHTS, "weights", per_rank, weights.source),
+        item(Term.RUNTIME, "CUDA context and others", context, "estimate"),
+        item(Term.RUNTIME, "activations of one step", activations, f"{chunk} tokens"),
+        MemoryItem(
+            term=Term.SEQUENCE_STATE,
+            name="KV and state pool",
+            bytes=pool,
+            source=f"{share} x free after load",
+            exact=False,
+            interval=(pool - spread, pool + spread),
+        ),
+        item(Term.HEADROOM, "left free", free - pool, f"{1 - share:.2f} x free after load"),
+    )
     return MemoryStack(
         engine=engine,
         total_bytes=gpu.total_bytes,
-        items=(
-            item(Term.WEIGHTS, "weights", per_rank, weights.source),
-            item(Term.RUNTIME, "CUDA context and others", context, "estimate"),
-            item(Term.RUNTIME, "activations of one step", activations, f"{chunk} tokens"),
-            MemoryItem(
-                term=Term.SEQUENCE_STATE,
-                name="KV and state pool",
-                bytes=pool,
-                source=f"{share} x free after load",
-                exact=False,
-                interval=(pool - spread, pool + spread),
-            ),
-            item(Term.HEADROOM, "left free", free - pool, f"{1 - share:.2f} x free after load"),
-        ),
+        items=items,
+        findings=given_pool_findings(settings, gpu, items) + profile.findings(),
     )

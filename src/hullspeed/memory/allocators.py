@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
 from hullspeed.memory.budget import (
+    POOL_TOO_LARGE,
     Allocator,
     EngineSettings,
     GpuMemory,
@@ -62,7 +63,8 @@ class MemoryPlan:
     def fits(self) -> bool:
         """Whether one request of the longest context fits the best estimate."""
         return self.stack.bytes_of(Term.SEQUENCE_STATE) > 0 and not any(
-            finding.code in ("MEM001", "MEM011") for finding in self.pool.findings
+            finding.code in ("MEM001", POOL_TOO_LARGE, "MEM011")
+            for finding in (*self.stack.findings, *self.pool.findings)
         )
 
     @property

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
-from hullspeed.findings import Finding
+from hullspeed.findings import Finding, Severity
+from hullspeed.units import format_bytes
 
 
 class Term(StrEnum):
@@ -222,6 +223,36 @@ class EngineSettings:
                 seen=fraction,
                 fix="e.g. 0.92 for 92 %",
             )
+
+
+POOL_TOO_LARGE = "MEM009"
+
+
+def given_pool_findings(
+    settings: EngineSettings, gpu: GpuMemory, items: Sequence[MemoryItem], *, in_use: int = 0
+) -> tuple[Finding, ...]:
+    """Whether a pool that was asked for in bytes fits beside weights and runtime, and beside
+    ``in_use`` bytes that no item of those names.
+    """
+    asked = settings.kv_cache_bytes
+    if asked is None:
+        return ()
+    beside = sum(i.bytes for i in items if i.term in (Term.WEIGHTS, Term.RUNTIME))
+    beside += in_use
+    left = gpu.total_bytes - beside
+    if asked <= left:
+        return ()
+    return (
+        Finding(
+            code=POOL_TOO_LARGE,
+            severity=Severity.ERROR,
+            what=f"a pool of {format_bytes(asked)} is asked for, "
+            f"{format_bytes(max(0, left))} are left for it",
+            why="weights and runtime take the rest of the memory",
+            evidence={"memory": format_bytes(gpu.total_bytes), "others": format_bytes(beside)},
+            fix="a smaller pool, or leave its size to the engine",
+        ),
+    )
 
 
 class PoolPlan(Protocol):

@@ -23,14 +23,19 @@ _ALIASES = {
 }  # fmt: skip
 
 
+def short_dtype(name: str) -> str:
+    """What we call a number format, whether there is one of this name or not."""
+    short = name.lower().removeprefix("torch.")
+    return _ALIASES.get(short, short)
+
+
 def normal_dtype(name: str) -> str:
     """``"bfloat16"`` or ``"torch.bfloat16"`` as ``"bf16"``; per-head and NVFP4 KV names pass.
 
     Raises:
         UsageError: for a name that is not a number format.
     """
-    short = name.lower().removeprefix("torch.")
-    short = _ALIASES.get(short, short)
+    short = short_dtype(name)
     if short not in (*PER_TOKEN_HEAD, "nvfp4"):
         bytes_per_element(short)
     return short

@@ -17,6 +17,7 @@ from hullspeed.memory.budget import (
     MemoryStack,
     Term,
     WeightBytes,
+    given_pool_findings,
 )
 from hullspeed.memory.held import held_bytes
 from hullspeed.memory.layers import normal_dtype
@@ -109,7 +110,12 @@ class HullspeedAllocator:
             ),
         )
         return MemoryStack(
-            engine="hullspeed", total_bytes=gpu.total_bytes, items=items, offered_bytes=offered
+            engine="hullspeed",
+            total_bytes=gpu.total_bytes,
+            items=items,
+            findings=given_pool_findings(settings, gpu, items, in_use=gpu.baseline_bytes)
+            + self.profile(settings).findings(),
+            offered_bytes=offered,
         )
 
     def _offered_bytes(self, settings: EngineSettings, free: int) -> int:

@@ -11,6 +11,9 @@ from importlib.resources import files
 from typing import Any
 
 from hullspeed.errors import UsageError
+from hullspeed.findings import Finding, Severity
+from hullspeed.memory.budget import EngineSettings
+from hullspeed.memory.layers import short_dtype
 
 Version = tuple[int, int, int]
 _VERSION = re.compile(r"^[v~]?(\d+)\.(\d+)(?:\.(\d+))?(?P<tail>.*)$")
@@ -68,9 +71,33 @@ class EngineProfile:
         return rows
 
     @property
+    def rules_text(self) -> str:
+        """The version whose rules are in force, in words."""
+        used = min(max(self.version, self.checked[0]), self.checked[1])
+        return f"{used[0]}.{used[1]}"
+
+    def findings(self) -> tuple[Finding, ...]:
+        """That the version asked for is not one of those that were checked."""
+        if not self.extrapolated:
+            return ()
+        version = ".".join(map(str, self.version))
+        return (
+            Finding(
+                code="MEM006",
+                severity=Severity.WARNING,
+                what=f"{self.engine} {version} is extrapolated: rules of {self.rules_text} are "
+                f"used, checked for {self.range_text}",
+                evidence={"version": version, "checked": self.checked_source},
+                fix="compare with the engine's own start-up log: hullspeed explain-log",
+            ),
+        )
+
+    @property
     def range_text(self) -> str:
         """The checked range in words."""
         first, last = self.checked
+        if first[:2] == last[:2]:
+            return f"{first[0]}.{first[1]}"
         return f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
 
 
@@ -126,3 +153,26 @@ def engine_profile(
         table=table,
         rules=_in_force(table["rule"], wanted),
     )
+
+
+def profile_of(
+    engine: str, settings: EngineSettings, *, extrapolate: bool = False
+) -> EngineProfile:
+    """The profile at ``settings.version``, where its engine has what else they ask for.
+
+    Raises:
+        UsageError: as :func:`engine_profile`, and for a KV cache type that the engine does not have
+            at that version, or has in a format whose size is not known here.
+    """
+    profile = engine_profile(engine, settings.version, extrapolate=extrapolate)
+    asked = settings.kv_dtype
+    if asked is None or asked == "auto":
+        return profile
+    known = profile.rule("kv_dtypes")
+    if short_dtype(asked) not in known:
+        raise UsageError(
+            f"{engine} {profile.rules_text} has no KV cache type of this name that can be planned",
+            seen=asked,
+            fix=f"use one of auto, {', '.join(known)}",
+        )
+    return profile

@@ -16,7 +16,6 @@ from typing import Any
 
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
-from hullspeed.findings import Finding, Severity
 from hullspeed.memory.budget import (
     EngineSettings,
     GpuMemory,
@@ -25,9 +24,10 @@ from hullspeed.memory.budget import (
     MemoryStack,
     Term,
     WeightBytes,
+    given_pool_findings,
 )
 from hullspeed.memory.layers import CacheLayer, cache_layers, kv_dtype_of, state_dtype_of
-from hullspeed.memory.profile import EngineProfile, engine_profile
+from hullspeed.memory.profile import EngineProfile, profile_of
 from hullspeed.memory.sglang_pool import Cells, SglangPool
 from hullspeed.units import GIB, MIB
 
@@ -42,7 +42,7 @@ class SglangAllocator:
 
     def profile(self, settings: EngineSettings) -> EngineProfile:
         """The rules at ``settings.version``."""
-        return engine_profile("sglang", settings.version, extrapolate=self.extrapolate)
+        return profile_of("sglang", settings, extrapolate=self.extrapolate)
 
     def cells(self, arch: ModelArch, settings: EngineSettings) -> Cells:
         """Bytes of a token and of a state slot on one rank."""
@@ -152,7 +152,9 @@ class SglangAllocator:
         per_rank = -(-loaded // (settings.tp * settings.pp)) + weights.replicated
         reserve = round(profile.number("multimodal_reserve_mib") * MIB) if vision else 0
         slack = math.ceil(free_before * (1 - fraction))
-        rest = settings.kv_cache_bytes or free_before - per_rank - slack - reserve
+        rest = free_before - per_rank - slack - reserve
+        if settings.kv_cache_bytes is not None:
+            rest, slack = settings.kv_cache_bytes, max(0, slack + rest - settings.kv_cache_bytes)
         spread = round(Z90 * profile.number("pool_sigma_gib") * GIB)
         items = (
             _item(Term.WEIGHTS, "weights", per_rank, weights.source),
@@ -172,7 +174,7 @@ class SglangAllocator:
             engine="sglang",
             total_bytes=gpu.total_bytes,
             items=tuple(item for item in items if item.bytes),
-            findings=_version_findings(profile),
+            findings=given_pool_findings(settings, gpu, items) + profile.findings(),
         )
 
     def knobs(self, budget: MemoryBudget) -> dict[str, str]:
@@ -234,16 +236,3 @@ def _total(layers: Sequence[CacheLayer]) -> int:
 
 def _item(term: Term, name: str, size: int, source: str) -> MemoryItem:
     return MemoryItem(term=term, name=name, bytes=size, source=source, exact=False)
-
-
-def _version_findings(profile: EngineProfile) -> tuple[Finding, ...]:
-    if not profile.extrapolated:
-        return ()
-    return (
-        Finding(
-            code="MEM006",
-            severity=Severity.WARNING,
-            what=f"sglang is extrapolated: rules were checked for {profile.range_text}",
-            fix="compare with the engine's own start-up log: hullspeed explain-log",
-        ),
-    )

@@ -17,7 +17,7 @@ from hullspeed.memory.budget import (
 )
 from hullspeed.memory.layers import keeps_state
 from hullspeed.memory.pages import PagePool
-from hullspeed.memory.profile import EngineProfile, engine_profile
+from hullspeed.memory.profile import EngineProfile, profile_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class TrtllmAllocator:
 
     def profile(self, settings: EngineSettings) -> EngineProfile:
         """The rules at ``settings.version``."""
-        return engine_profile("trtllm", settings.version, extrapolate=self.extrapolate)
+        return profile_of("trtllm", settings, extrapolate=self.extrapolate)
 
     def stack(
         self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings, weights: WeightBytes
@@ -39,7 +39,7 @@ class TrtllmAllocator:
             engine=stack.engine,
             total_bytes=stack.total_bytes,
             items=stack.items,
-            findings=_experimental(arch, self.profile(settings)),
+            findings=stack.findings + _experimental(arch, self.profile(settings)),
         )
 
     def pool(

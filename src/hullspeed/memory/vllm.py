@@ -16,6 +16,7 @@ from hullspeed.memory.budget import (
     MemoryStack,
     Term,
     WeightBytes,
+    given_pool_findings,
 )
 from hullspeed.memory.layers import (
     cache_layers,
@@ -24,7 +25,7 @@ from hullspeed.memory.layers import (
     partition,
     state_dtype_of,
 )
-from hullspeed.memory.profile import EngineProfile, engine_profile
+from hullspeed.memory.profile import EngineProfile, profile_of
 from hullspeed.memory.vllm_groups import Layout, StateMode, plan_layout
 from hullspeed.memory.vllm_pool import VllmPool
 from hullspeed.memory.vllm_runtime import (
@@ -75,7 +76,7 @@ class VllmAllocator:
 
     def profile(self, settings: EngineSettings) -> EngineProfile:
         """The rules at ``settings.version``."""
-        return engine_profile("vllm", settings.version, extrapolate=self.extrapolate)
+        return profile_of("vllm", settings, extrapolate=self.extrapolate)
 
     def layout(self, arch: ModelArch, gpu: GpuMemory, settings: EngineSettings) -> Layout:
         """Groups and block size of this model under these settings."""
@@ -151,9 +152,10 @@ class VllmAllocator:
             engine="vllm",
             total_bytes=gpu.total_bytes,
             items=tuple(items),
-            findings=tuple(_stack_findings(gpu, settings, limits, requested, scratch, headroom))
+            findings=given_pool_findings(settings, gpu, items, in_use=gpu.baseline_bytes)
+            + tuple(_stack_findings(gpu, settings, limits, requested, scratch, headroom))
             + _capture_findings(graphs, left, charged=charged)
-            + _version_findings(profile)
+            + profile.findings()
             + _caching_findings(arch, settings, profile),
         )
 
@@ -280,22 +282,6 @@ def _safe_chunk(limits: Limits, scratch: int, headroom: int, gpu: GpuMemory) -> 
     left = max(0, headroom - gpu.baseline_bytes)
     fits = limits.max_num_batched_tokens * left // max(1, scratch)
     return max(1024, fits // 512 * 512)
-
-
-def _version_findings(profile: EngineProfile) -> tuple[Finding, ...]:
-    if not profile.extrapolated:
-        return ()
-    version = ".".join(map(str, profile.version))
-    return (
-        Finding(
-            code="MEM006",
-            severity=Severity.WARNING,
-            what=f"{profile.engine} {version} is extrapolated: rules were checked for "
-            f"{profile.range_text}",
-            evidence={"version": version, "checked": profile.checked_source},
-            fix="compare with the engine's own start-up log: hullspeed explain-log",
-        ),
-    )
 
 
 def _caching_findings(

@@ -10,7 +10,7 @@ import msgspec
 from hullspeed.errors import UsageError
 from hullspeed.findings import Finding, Severity
 from hullspeed.memory.allocators import allocator
-from hullspeed.memory.budget import MemoryBudget, MemoryStack, PoolPlan, Term
+from hullspeed.memory.budget import POOL_TOO_LARGE, MemoryBudget, MemoryStack, PoolPlan, Term
 from hullspeed.plan.capacity import Capacity, kv_dtype, make_capacity, state_dtype
 from hullspeed.plan.case import Case
 from hullspeed.plan.cost import Cost, ManagedPrice, make_cost
@@ -196,13 +196,17 @@ def _missed(workload: Workload, speed: Speed | None) -> list[str]:
 def _verdict(
     stack: MemoryStack, capacity: Capacity, missed: list[str], findings: list[Finding]
 ) -> Verdict:
-    if stack.pool_bytes == 0 or capacity.longest_served < 1:
+    if stack.pool_bytes == 0 or capacity.longest_served < 1 or _too_large(findings):
         return "does not fit"
     if capacity.served < capacity.needed:
         return "too many requests"
     if _first_error(findings):
         return "refused by a finding"
     return "misses objective" if missed else "fits"
+
+
+def _too_large(findings: list[Finding]) -> Finding | None:
+    return next((f for f in findings if f.code == POOL_TOO_LARGE), None)
 
 
 def _first_error(findings: list[Finding]) -> Finding | None:
@@ -238,6 +242,8 @@ def _summary(
             f"{what} does not fit: weights of {format_bytes(weights)} in memory of "
             f"{format_bytes(stack.total_bytes)}"
         )
+    if pool := _too_large(findings):
+        return f"{what} does not fit: {pool.what}"
     return f"{what} does not fit one request of {size}; {longest_context(capacity)}"
 
 
