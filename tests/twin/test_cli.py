@@ -86,6 +86,7 @@ def test_the_embedded_engine_is_simulated_on_this_machine(
     ("arguments", "wrong"),
     [
         (["--rate", "-1"], "rate"),
+        (["--sweep"], "axes: gpu, engine"),
         (["--rate", "0"], "rate"),
         (["--rate", "1", "--concurrency", "2"], "not both"),
         (["--concurrency", "0"], "--concurrency"),

@@ -74,7 +74,7 @@ def simulate(
     requests_per_task: int = 1,
     task_success: float = 1.0,
     capacity: Annotated[bool, Flag] = False,
-    sweep: Annotated[tuple[str, ...], Many] = (),
+    sweep: Annotated[tuple[str, ...] | None, Many] = None,
     what_if: Annotated[bool, Flag] = False,
     compare_cache: Annotated[bool, Flag] = False,
     cache_budget: Annotated[tuple[str, ...], Many] = ("8GiB", "24GiB"),
@@ -247,6 +247,13 @@ def _check(options: dict[str, Any]) -> None:
     """
     parameters = inspect.signature(simulate).parameters
     check_applies(options, {name: p.default for name, p in parameters.items()})
+    if options["sweep"] == ():
+        from hullspeed.twin.sweep import AXES
+
+        raise UsageError(
+            "--sweep needs axes, each a name and its values",
+            fix=f"e.g. --sweep tp=1,2 (axes: {', '.join(AXES)})",
+        )
     check_writable(options["html"], "--html")
     check_writable(options["save_trace"], "--save-trace")
     price, workers = options["price"], options["workers"]
