@@ -215,3 +215,13 @@ def test_thinning_keeps_sessions_whole_and_first_keeps_the_rate() -> None:
 def test_spreading_keeps_order_and_stays_within_the_step() -> None:
     assert spread([0.0, 0.0, 0.0, 3.0, 9.0, 9.0]) == [0.0, 1.0, 2.0, 3.0, 9.0, 10.5]
     assert spread([4.0, 4.0]) == [4.0, 4.0]
+
+
+def test_conversations_a_line_as_sglang_takes_them(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    said = [{"role": "user", "content": "a" * 40}, {"role": "assistant", "content": "b" * 16}]
+    rows = [{"conversations": said}, {"conversations": said[:1]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (session,) = load_trace(path, "custom").sessions
+    (turn,) = session.turns
+    assert (turn.isl_tokens, turn.osl_tokens) == (10, 4)

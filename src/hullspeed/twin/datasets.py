@@ -37,21 +37,20 @@ def sharegpt(path: Path) -> Workload:
     turns = []
     for number, entry in enumerate(data, 1):
         row = Row(path, number, entry if isinstance(entry, dict) else {})
-        said = row.fields.get("conversations", row.fields.get("conversation"))
-        if not isinstance(said, list):
-            raise row.wrong("no list of conversations")
-        if len(said) < 2:
-            continue
-        texts = [_text(row, message) for message in said[:2]]
-        turns.append(_turn(contents, tokens_in(texts[0]), tokens_in(texts[1])))
+        turns += _first_exchange(contents, row)
     return _sessions(path, turns)
 
 
 def custom(path: Path) -> Workload:
-    """``{"prompt": text, "output_tokens": n}`` a line; ``prompt_tokens`` wins over the text."""
+    """``{"prompt": text, "output_tokens": n}`` a line (vLLM; ``prompt_tokens`` wins over the text),
+    or ``{"conversations": [{"content": ...}, {"content": ...}]}`` a line (SGLang).
+    """
     contents = Contents()
     turns = []
     for row in jsonl_rows(path):
+        if "conversations" in row.fields:
+            turns += _first_exchange(contents, row)
+            continue
         if "prompt_tokens" in row.fields:
             isl = row.tokens("prompt_tokens")
         else:
@@ -67,6 +66,17 @@ def custom(path: Path) -> Workload:
 def tokens_in(text: str) -> int:
     """The estimate, at least 1."""
     return max(1, -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN))
+
+
+def _first_exchange(contents: Contents, row: Row) -> list[Turn]:
+    """Prompt and answer that a conversation begins with; none if it has no answer."""
+    said = row.fields.get("conversations", row.fields.get("conversation"))
+    if not isinstance(said, list):
+        raise row.wrong("no list of conversations")
+    if len(said) < 2:
+        return []
+    prompt, answer = (_text(row, message) for message in said[:2])
+    return [_turn(contents, tokens_in(prompt), tokens_in(answer))]
 
 
 def _text(row: Row, message: object) -> str:
