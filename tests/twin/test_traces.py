@@ -225,3 +225,20 @@ def test_conversations_a_line_as_sglang_takes_them(tmp_path: Path) -> None:
     (session,) = load_trace(path, "custom").sessions
     (turn,) = session.turns
     assert (turn.isl_tokens, turn.osl_tokens) == (10, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (
+            "azure",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2024-05-10 00:00:00.5+00:00,216,5\r\n",
+        ),
+        ("custom", '{"prompt": "hello"}\n'),
+        ("sharegpt", '[{"conversations": [{"value": "a"}, {"value": "b"}]}]'),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path, kind: str, text: str) -> None:
+    path = tmp_path / "saved.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert load_trace(path, kind).n_requests == 1

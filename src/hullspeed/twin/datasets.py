@@ -22,7 +22,7 @@ def sharegpt(path: Path) -> Workload:
     message is the prompt and the second sets the output length, as the benchmark scripts do.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(
             "the trace cannot be read", seen=str(path), fix=error.strerror or ""

@@ -103,7 +103,7 @@ def jsonl_rows(path: Path) -> Iterator[Row]:
 
 def _open(path: Path) -> Any:
     try:
-        return path.open(encoding="utf-8", newline="")
+        return path.open(encoding="utf-8-sig", newline="")  # spreadsheets write a byte order mark
     except OSError as error:
         raise UsageError(
             "the trace cannot be read", seen=str(path), fix=error.strerror or ""
