@@ -90,7 +90,16 @@ def rig(
         clock, page_tokens, lambda _: rng.randint(0, 2), window_tokens=window_tokens
     )
     loop = EngineLoop(scheduler, shadow, clock, Limits(vocab=10, max_context_tokens=10_000))
-    return Rig(loop, shadow)
+    made = Rig(loop, shadow)
+    execute = shadow.execute
+
+    def owned(step: Step) -> StepResult:
+        free = [c for c in step.window_copies if not made.pool.owners(c.source)]
+        assert not free, f"copied from pages that nobody owns: {free}"
+        return execute(step)
+
+    shadow.execute = owned  # type: ignore[method-assign]
+    return made
 
 
 @pytest.mark.parametrize("cache", ["segment", "none"])

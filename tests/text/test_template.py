@@ -210,7 +210,8 @@ def test_a_killed_worker_is_replaced_and_none_is_left_behind() -> None:
 
 def test_closing_wakes_who_waits_and_leaves_nobody() -> None:
     before = set(psutil.Process().children())
-    template = ChatTemplate(LOOP, limits=PATIENT._replace(timeout_s=PATIENCE_S), workers=1)
+    # The wedged one ends at its limit, which the others must not reach before the close.
+    template = ChatTemplate(LOOP, limits=PATIENT._replace(timeout_s=12.0), workers=1)
     outcomes: list[str] = []
 
     def render(wedge: bool) -> None:

@@ -405,6 +405,8 @@ class Scheduler:
         """Take the result of ``step``: tokens are appended, finished sequences leave."""
         self.counters.steps += 1
         self._now_s = now
+        if self.windows is not None:
+            self.windows.copied()
         outputs: list[Output] = []
         sampled = iter(result.sampled)
         for span in step.spans:
@@ -554,6 +556,7 @@ class Scheduler:
 
     def _check_windows(self, windows: Windows, owners: Counter[int]) -> None:
         tables = []
+        owners.update(windows.copying)
         for sequence in self.running:
             windows.check(sequence)
             owners.update(sequence.window_pages)

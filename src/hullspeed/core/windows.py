@@ -22,6 +22,9 @@ class Windows:
     Args:
         step_tokens: Most tokens of a sequence that a step computes.
 
+    Attributes:
+        copying: Pages that the next step copies.
+
     Raises:
         UsageError: the pool is too small for one sequence to get on.
     """
@@ -36,6 +39,7 @@ class Windows:
                 f"of {step_tokens}",
             )
         self.pool = pool
+        self.copying: list[int] = []
         self._most = held_pages(pool.window_tokens, pool.page_tokens, step_tokens)
 
     def asked(self, match: Match, n_tokens: int) -> int:
@@ -44,7 +48,8 @@ class Windows:
         """
         pool = self.pool
         held = min(pool.pages_between(match.n_tokens, n_tokens), self._most)
-        return held - (match.shared_pages - pool.first_page(match.n_tokens))
+        cut = match.n_tokens % pool.page_tokens > 0  # held beside its copy for a step
+        return held - (match.shared_pages - pool.first_page(match.n_tokens)) + cut
 
     def hold(self, match: Match) -> None:
         """One owner more for the pages that ``match`` found, until ``start`` or ``let_go``: what
@@ -58,7 +63,8 @@ class Windows:
 
     def start(self, sequence: Sequence, match: Match) -> PageCopy | None:
         """Let ``sequence`` go on after ``match``, which it was held for, and own its pages; if that
-        cuts a page, it gets a copy of it instead.
+        cuts a page, it gets a copy of it instead. The step that copies it may find its other owners
+        gone, so it stays owned until then.
         """
         sequence.window_first = self.pool.first_page(match.n_tokens)
         sequence.window_pages = list(match.state or ())
@@ -67,8 +73,13 @@ class Windows:
         (own,) = self.pool.take(1)
         cut = sequence.window_pages[-1]
         sequence.window_pages[-1] = own
-        self.pool.release([cut])
+        self.copying.append(cut)
         return PageCopy(cut, own)
+
+    def copied(self) -> None:
+        """The step that was scheduled is computed."""
+        self.pool.release(self.copying)
+        self.copying = []
 
     def missing(self, sequence: Sequence, n_tokens: int) -> int:
         """Pages that the table lacks to cover ``n_tokens`` tokens."""
