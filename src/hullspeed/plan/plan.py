@@ -146,7 +146,8 @@ def _at_rate(case: Case) -> tuple[Case, bool]:
     """The case with the requests in flight that its rate means, and whether no number of them
     completes so many.
     """
-    workload, predictor = case.workload, case.predictor()
+    workload = case.workload
+    predictor = None if workload.rate is None else case.predictor()
     if workload.rate is None or predictor is None:
         return case, False
     needed = predictor.concurrency_for(workload, workload.rate, _MOST_IN_FLIGHT)
