@@ -71,7 +71,8 @@ def test_a_stop_string_cancels_in_the_engine(server: LiveServer) -> None:
 
 def test_a_reader_that_stalls_is_cut_off() -> None:
     settings = ServerSettings(port=0, write_stall_s=1.0)
-    with live_server(settings, link=lambda: FakeLink(step_s=0.0)) as server:
+    # 4,000 steps take 20 s at least, so none ends by itself before the reader is cut off.
+    with live_server(settings, link=lambda: FakeLink(step_s=0.005)) as server:
         # Many choices fill the socket's buffers quickly; nobody reads.
         sock = open_request(server, stream=True, n=16, logprobs=20, max_tokens=4000)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -403,10 +403,7 @@ class Scheduler:
 
     def commit(self, step: Step, result: StepResult, now: float) -> list[Output]:
         """Take the result of ``step``: tokens are appended, finished sequences leave."""
-        self.counters.steps += 1
-        self._now_s = now
-        if self.windows is not None:
-            self.windows.copied()
+        self._count_step(now)
         outputs: list[Output] = []
         sampled = iter(result.sampled)
         for span in step.spans:
@@ -420,6 +417,13 @@ class Scheduler:
             if span.sample:
                 outputs.append(self._take_token(sequence, next(sampled), now))
         return outputs
+
+    def _count_step(self, now: float) -> None:
+        """Count a computed step; what it was to copy is copied."""
+        self.counters.steps += 1
+        self._now_s = now
+        if self.windows is not None:
+            self.windows.copied()
 
     def _remember_prompt(self, sequence: Sequence, now: float) -> None:
         """Put what a prompt chunk computed into the cache, for others who wait for it."""

@@ -213,8 +213,7 @@ class TwinScheduler(Scheduler):
         """Take the end of ``step`` (``result`` is not looked at); the outputs are those of spans
         and of sequences that ended.
         """
-        self.counters.steps += 1
-        self._now_s = now
+        self._count_step(now)
         outputs: list[Output] = []
         ending: list[Sequence] = []
         if step.decodes:
