@@ -23,6 +23,7 @@ from hullspeed.core.step import Step
 from hullspeed.errors import EngineError
 from hullspeed.perf.work import Shape, StepSeconds
 from hullspeed.twin.api_process import ApiProcess
+from hullspeed.twin.interrupted import Interrupted
 from hullspeed.twin.load import Load, Prompts
 from hullspeed.twin.outcome import Outcome
 
@@ -137,7 +138,6 @@ class Simulation:
             ignore_eos=True,
         )
         self._sent = 0
-        self._busy_s = 0.0
         self._queue = 0
         self._flights: dict[int, _Flight] = {}
         work_s = engine.request_work_s
@@ -147,14 +147,12 @@ class Simulation:
 
     def _step_seconds(self, cost: StepSeconds) -> Callable[[Step], float]:
         stream_s, page_tokens = self._engine.stream_token_s, self._engine.page_tokens
-        every_s, lost_s = self._engine.interrupted_every_s, self._engine.interrupted_s
+        others = Interrupted(self._engine.interrupted_every_s, self._engine.interrupted_s)
 
         def seconds(step: Step) -> float:
             shapes = shapes_of(step, page_tokens)
             clean_s = cost.seconds(shapes) + stream_s * sum(shape.sample for shape in shapes)
-            before, self._busy_s = self._busy_s // every_s, self._busy_s + clean_s
-            lost_in_it_s = lost_s * (self._busy_s // every_s - before)
-            return self._api.beside(self._clock.now(), clean_s + lost_in_it_s)
+            return self._api.beside(self._clock.now(), clean_s + others.lost_s(clean_s))
 
         return seconds
 

@@ -18,6 +18,7 @@ from hullspeed.errors import CapacityError, EngineError
 from hullspeed.perf.work import Shape, StepSeconds
 from hullspeed.twin.api_process import ApiProcess
 from hullspeed.twin.engine import EngineModel
+from hullspeed.twin.interrupted import Interrupted
 from hullspeed.twin.played import Moment, Played, Served
 from hullspeed.twin.scheduler import LazyStep, TwinScheduler
 from hullspeed.twin.timing import StepTimer
@@ -55,7 +56,7 @@ class Player:
         self._paranoid = paranoid
         self._scheduler = engine.scheduler()
         self._now_s = 0.0
-        self._busy_s = self._clean_s = 0.0
+        self._busy_s = 0.0
         self._n_sent = 0
         self._flights: dict[int, _Flight] = {}
         self._api = ApiProcess(
@@ -63,6 +64,7 @@ class Player:
             max(engine.request_s - engine.request_work_s, 0.0),
             own_core=engine.own_core,
         )
+        self._others = Interrupted(engine.interrupted_every_s, engine.interrupted_s)
         self._queue: deque[Session] = deque()
         self._served: list[Served] = []
         self._refused = 0
@@ -110,11 +112,10 @@ class Player:
         if not step:
             raise EngineError("the scheduler has work and plans no step")
         clean_s = self._step_s(step)
-        seconds = clean_s + self._lost_s(clean_s)
+        seconds = clean_s + self._others.lost_s(clean_s)
         if self._engine.request_work_s:
             seconds = self._api.beside(self._now_s, seconds)
         self._busy_s += seconds
-        self._clean_s += clean_s
         self._now_s += seconds
         for output in scheduler.commit(step, _RESULT, self._now_s):
             if output.finish is not None:
@@ -133,12 +134,6 @@ class Player:
             else:
                 chunks.append(Shape(span.length, span.start, span.sample))
         return self._timer.seconds(n, context, chunks)
-
-    def _lost_s(self, clean_s: float) -> float:
-        """What other processes take meanwhile: once in so much time of computing."""
-        every_s = self._engine.interrupted_every_s
-        times = (self._clean_s + clean_s) // every_s - self._clean_s // every_s
-        return self._engine.interrupted_s * times
 
     # -- requests come and go ------------------------------------------------------------------
 
