@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from hullspeed.errors import UsageError
-from hullspeed.perf.fitted import Coefficients, FittedCost, Spread
+from hullspeed.perf.fitted import Coefficients, FittedCost, Spread, measured_gpus, spread_of
 from hullspeed.perf.observed import Observed, ObservedLoad, ObservedStep
 from hullspeed.perf.replay import Ask, Engine, Replayed, replay
 from hullspeed.perf.terms import Terms
@@ -71,6 +71,26 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         """Factors around a calibrated prediction: twice the error left, at least 5 %."""
         half = max(2 * self.error_after, _LEAST_ERROR) * (2 if metric == "ttft" else 1)
         return Spread(1 / (1 + half), 1 + half)
+
+
+def spread_on_gpu(
+    metric: str,
+    share: int,
+    regime: str,
+    *,
+    gpu: str,
+    kinds: Sequence[str],
+    calibration: Calibration | None,
+    tables: bool,
+) -> Spread:
+    """Factors that bound the real value of a prediction on ``gpu``: of the ``calibration`` if there
+    is one, else :func:`hullspeed.perf.fitted.spread_of`. Measured ``tables`` are not fitted to what
+    is published of the GPU, so there it counts as not seen, and a calibration says nothing.
+    """
+    if calibration is not None and not tables:
+        return calibration.spread(metric)
+    seen = not tables and gpu in measured_gpus()
+    return spread_of(metric, share, regime, seen=seen, kinds=kinds)
 
 
 def calibrate(

@@ -12,16 +12,14 @@ import msgspec
 from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.hardware.gpu import Gpu
 from hullspeed.memory.budget import EngineSettings
-from hullspeed.perf.calibration import Calibration
+from hullspeed.perf.calibration import Calibration, spread_on_gpu
 from hullspeed.perf.fitted import (
     FittedCost,
     Spread,
     coefficients_of,
     engine_of,
     kinds_of,
-    measured_gpus,
     regime_of,
-    spread_of,
 )
 from hullspeed.perf.measured_tables import CostModel, TableCost, table_cost
 from hullspeed.perf.nearest import PublicPoint, nearest_points
@@ -154,15 +152,13 @@ class Predictor:
             BrokenStackError: if tables are asked for and not installed.
         """
         coefficients = coefficients_of(settings.engine)
-        seen = gpu.name in measured_gpus()
         kinds = kinds_of(model.arch, drafts=settings.draft_tokens > 0)
 
         def spread(metric: str, regime: str) -> Spread:
-            if cost_model == "tables":  # not fitted to what is published of the GPU either
-                return spread_of(metric, 90, regime, seen=False, kinds=kinds)
-            if calibration is not None:
-                return calibration.spread(metric)
-            return spread_of(metric, 90, regime, seen=seen, kinds=kinds)
+            return spread_on_gpu(
+                metric, 90, regime, gpu=gpu.name, kinds=kinds, calibration=calibration,
+                tables=cost_model == "tables",
+            )  # fmt: skip
 
         if calibration is not None:
             coefficients = calibration.apply(coefficients)

@@ -10,7 +10,8 @@ import statistics
 
 import msgspec
 
-from hullspeed.perf.fitted import Spread, kinds_of, measured_gpus, regime_of, spread_of
+from hullspeed.perf.calibration import spread_on_gpu
+from hullspeed.perf.fitted import Spread, kinds_of, regime_of
 from hullspeed.perf.nearest import PublicPoint, nearest_points
 from hullspeed.perf.steady import prefill_seconds
 from hullspeed.twin.question import Cost, Question
@@ -44,12 +45,14 @@ def certainty(question: Question, cost: Cost, workload: Workload, summary: Summa
     osl = round(statistics.median(turn.osl_tokens for turn in turns))
     ttft_s, tpot_s = summary.ttft_s.get("p50", 0.0), summary.tpot_s.get("p50", 0.0)
     regime = _regime(question, cost, workload, isl, ttft_s)
-    figures = {"ttft": ttft_s, "tpot": tpot_s, "output": summary.output_tokens_per_s}
-    named = {"ttft": "ttft_s", "tpot": "tpot_s", "output": "output_tokens_per_s"}
+    output = summary.output_tokens_per_s
     intervals = {}
-    for metric, value in figures.items():
+    for name, metric, value in (
+        ("ttft_s", "ttft", ttft_s), ("tpot_s", "tpot", tpot_s),
+        ("output_tokens_per_s", "output", output),
+    ):  # fmt: skip
         low, high = _spread(question, metric, regime)
-        intervals[named[metric]] = (float(f"{value * low:.6g}"), float(f"{value * high:.6g}"))
+        intervals[name] = (float(f"{value * low:.6g}"), float(f"{value * high:.6g}"))
     if question.gpu is None:
         return Certainty(share=SHARE, regime="measured here", intervals=intervals)
     in_flight = workload.concurrency or summary.requests_per_s * summary.e2e_s.get("p50", 0.0)
@@ -75,10 +78,8 @@ def _spread(question: Question, metric: str, regime: str) -> Spread:
     if question.ceilings is not None:
         error = question.ceilings.relative_error
         return Spread(1 / (1 + error), 1 + error)
-    kinds = kinds_of(question.arch, drafts=question.settings.draft_tokens > 0)
-    if question.cost_model == "tables":  # not fitted to what is published of the GPU either
-        return spread_of(metric, SHARE, regime, seen=False, kinds=kinds)
-    if question.calibration is not None:
-        return question.calibration.spread(metric)
-    seen = question.gpu is not None and question.gpu.name in measured_gpus()
-    return spread_of(metric, SHARE, regime, seen=seen, kinds=kinds)
+    return spread_on_gpu(
+        metric, SHARE, regime, gpu="" if question.gpu is None else question.gpu.name,
+        kinds=kinds_of(question.arch, drafts=question.settings.draft_tokens > 0),
+        calibration=question.calibration, tables=question.cost_model == "tables",
+    )  # fmt: skip
