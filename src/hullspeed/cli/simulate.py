@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hullspeed.cli.pages import MAX_PRICE, check_writable, write_file, write_page
+from hullspeed.cli.checks import check_price, check_tables, check_writable
+from hullspeed.cli.pages import write_file, write_page
 from hullspeed.cli.sweeps import many
 from hullspeed.cli.workloads import check_applies, make_workload, told
 from hullspeed.errors import UsageError
@@ -256,9 +257,8 @@ def _check(options: dict[str, Any]) -> None:
         )
     check_writable(options["html"], "--html")
     check_writable(options["save_trace"], "--save-trace")
-    price, workers = options["price"], options["workers"]
-    if price is not None and not 0 < price < MAX_PRICE:
-        raise UsageError("--price is in dollars per GPU and hour, above 0", seen=price)
+    check_price(options["price"])
+    workers = options["workers"]
     if workers is not None and workers < 1:
         raise UsageError("--workers must be at least 1", seen=workers)
     if options["requests_per_task"] < 1 or not 0 < options["task_success"] <= 1:
@@ -267,15 +267,7 @@ def _check(options: dict[str, Any]) -> None:
             seen=(options["requests_per_task"], options["task_success"]),
         )
     if options["cost"] == "tables":
-        from hullspeed.perf.measured_tables import require_tables
-
-        if options["gpu"] is None:
-            raise UsageError(
-                "the measured tables are of GPUs",
-                seen="--cost tables",
-                fix="name one: --gpu h100-sxm",
-            )
-        require_tables()
+        check_tables(on_gpu=options["gpu"] is not None)
 
 
 def _objective(ttft: str | None, tpot: str | None, attainment: float) -> Objective:

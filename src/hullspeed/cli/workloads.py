@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hullspeed.cli.checks import check_load
 from hullspeed.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,10 +92,7 @@ def make_workload(options: Options, ramp_s: float, think_s: float) -> Workload:
     if options["rate"] == math.inf:  # as benchmarks say it: all at once, or as places are free
         options |= {"rate": None, "concurrency": options["concurrency"] or MAX_REQUESTS}
     concurrency, rate, requests = (options[n] for n in ("concurrency", "rate", "requests"))
-    if concurrency is not None and rate is not None:
-        raise UsageError(
-            "a load is closed (--concurrency) or open (--rate), not both", seen=(concurrency, rate)
-        )
+    check_load(concurrency, rate)
     if concurrency is not None and concurrency < 1:
         raise UsageError("--concurrency must be at least 1", seen=concurrency)
     if requests is not None and not 1 <= requests <= MAX_REQUESTS:
