@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from hullspeed.arch.model import ModelArch
 from hullspeed.errors import UsageError
+from hullspeed.findings import Finding, Severity
 from hullspeed.memory.budget import (
     POOL_TOO_LARGE,
     Allocator,
@@ -71,6 +74,15 @@ class MemoryPlan:
     def starting_num_seqs(self) -> int | None:
         """The ``max_num_seqs`` that starts even at the lower bound; ``None`` when unbounded."""
         return self.low.max_num_seqs
+
+
+def of_default_seqs(finding: Finding) -> Finding:
+    """``finding`` about a ``max_num_seqs`` that nobody asked for, as a warning."""
+    return msgspec.structs.replace(
+        finding,
+        severity=Severity.WARNING,
+        what=f"left at the engine's default max_num_seqs: {finding.what}",
+    )
 
 
 def plan_memory(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from hullspeed.findings import Finding, Severity
-from hullspeed.memory.allocators import allocator
+from hullspeed.memory.allocators import allocator, of_default_seqs
 from hullspeed.memory.budget import MemoryStack, Term
 from hullspeed.plan.capacity import Capacity
 from hullspeed.plan.case import Case
@@ -29,13 +31,8 @@ def of_defaults(asked: Case, known: list[Finding]) -> list[Finding]:
     pool = engine.pool(model.arch, memory, settings, stack.pool_interval[0])
     codes = {finding.code for finding in known}
     return [
-        Finding(
-            code=finding.code,
-            severity=Severity.WARNING,
-            what=f"left at the engine's default max_num_seqs: {finding.what}",
-            why=finding.why,
-            evidence=finding.evidence,
-            fix="start it with the flags of this plan",
+        msgspec.structs.replace(
+            of_default_seqs(finding), fix="start it with the flags of this plan"
         )
         for finding in (*stack.findings, *pool.findings)
         if finding.severity is Severity.ERROR and finding.code not in codes

@@ -14,7 +14,7 @@ from hullspeed.errors import UsageError
 from hullspeed.findings import Finding, Severity
 from hullspeed.hardware.ceilings import Ceilings
 from hullspeed.hardware.gpu import Gpu
-from hullspeed.memory.allocators import plan_memory
+from hullspeed.memory.allocators import of_default_seqs, plan_memory
 from hullspeed.memory.budget import EngineSettings, GpuMemory, WeightBytes
 from hullspeed.memory.layers import kv_dtype_of, state_dtype_of
 from hullspeed.perf.calibration import Calibration
@@ -162,7 +162,7 @@ class Question:
         found = (*plan.stack.findings, *plan.pool.findings)
         if self.settings.max_num_seqs is not None:
             return found
-        return tuple(_of_default(f) if f.severity is Severity.ERROR else f for f in found)
+        return tuple(of_default_seqs(f) if f.severity is Severity.ERROR else f for f in found)
 
     def engine(self, workload: Workload, cost: Cost) -> EngineModel:
         """The engine with its memory."""
@@ -210,14 +210,6 @@ class Question:
             requests_per_task=self.requests_per_task,
             task_success=self.task_success,
         )
-
-
-def _of_default(finding: Finding) -> Finding:
-    return msgspec.structs.replace(
-        finding,
-        severity=Severity.WARNING,
-        what=f"left at the engine's default max_num_seqs: {finding.what}",
-    )
 
 
 def _typical(workload: Workload) -> int:
