@@ -374,7 +374,9 @@ _SHARED_STEPS: tuple[Spans, ...] = (
 _CHUNK_STEPS: tuple[Spans, ...] = (
     [(64, 0)], [(128, 0)], [(256, 0)], [(256, 256)], [(256, 1280)],
 )  # fmt: skip
-_MIXED_STEPS: tuple[Spans, ...] = tuple([*[(1, 511)] * n, (MIXED_TOKENS - n, 128)] for n in (7, 31))
+_MIXED_STEPS: tuple[Spans, ...] = tuple(
+    [*[(1, LONG_TOKENS)] * n, (MIXED_TOKENS - n, 128)] for n in (7, 31)
+)
 _ROUNDS = (3, 12)  # at least and at most
 _ROUNDS_S = 14.0
 _DECODES_A_ROUND = 3  # of each kind; the first finds caches as another kind has left them
