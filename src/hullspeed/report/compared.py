@@ -47,7 +47,8 @@ def sweep_report(
         ),
         caption="cost against latency",
     )
-    sections = [Section("Compared", (table, plot))]
+    blocks = (table, plot, *_why_not(cut))
+    sections = [Section("Compared", blocks)]
     first = next((outcome for outcome in shown if outcome.cost_source), None)
     if first is not None:
         rests = f"Steps of {first.label}: {first.cost_source}. Of the others: --json."
@@ -81,8 +82,7 @@ def _row(outcome: Outcome, axes: tuple[str, ...], mark: str) -> tuple[str, ...]:
     summary = outcome.summary
     names = tuple(outcome.changes[axis] for axis in axes) or (outcome.label,)
     if summary is None or not summary.requests:
-        why = outcome.error or "every request was refused"
-        return (*names[:-1], f"{names[-1]}: {why}", *[""] * (1 + len(METRICS)))
+        return (*names, "", *["-"] * len(METRICS))
     tpot = summary.tpot_s
     price = summary.usd_per_m_output
     return (
@@ -97,6 +97,16 @@ def _row(outcome: Outcome, axes: tuple[str, ...], mark: str) -> tuple[str, ...]:
         str(summary.preemptions),
         "-" if price is None else number(price),
     )
+
+
+def _why_not(outcomes: Sequence[Outcome]) -> tuple[Table, ...]:
+    """Why some have no figures, apart: sentences would widen the other table beyond reading."""
+    rows = tuple(
+        (outcome.label, outcome.error or "every request was refused")
+        for outcome in outcomes
+        if outcome.summary is None or not outcome.summary.requests
+    )
+    return (Table(header=("without figures", "why"), rows=rows, text_columns=2),) if rows else ()
 
 
 def _points(
