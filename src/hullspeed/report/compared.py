@@ -47,8 +47,7 @@ def sweep_report(
         ),
         caption="cost against latency",
     )
-    blocks = (table, plot, *_why_not(cut))
-    sections = [Section("Compared", blocks)]
+    sections = [Section("Compared", (table, plot, *_why_not(cut)))]
     first = next((outcome for outcome in shown if outcome.cost_source), None)
     if first is not None:
         rests = f"Steps of {first.label}: {first.cost_source}. Of the others: --json."
