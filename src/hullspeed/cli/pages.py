@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,22 @@ from hullspeed.errors import UsageError
 
 if TYPE_CHECKING:
     from hullspeed.report.blocks import Report
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Refuse before the work what could not be written after it.
+
+    Raises:
+        UsageError: naming ``option`` and the path.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} names a folder", seen=str(path), fix="name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option}: there is no such folder", seen=str(path.parent))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{option} cannot be written", seen=str(path), fix="give another path")
 
 
 def write_file(path: Path, text: str, option: str) -> None:

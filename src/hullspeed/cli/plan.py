@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hullspeed.cli.checks import check_load, check_price, check_tables, check_writable
-from hullspeed.cli.pages import write_page
+from hullspeed.cli.pages import check_writable, write_page
+from hullspeed.cli.workloads import check_load, check_price, check_tables
 from hullspeed.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hullspeed.cli.checks import check_price, check_tables, check_writable
-from hullspeed.cli.pages import write_file, write_page
+from hullspeed.cli.pages import check_writable, write_file, write_page
 from hullspeed.cli.sweeps import many
-from hullspeed.cli.workloads import check_applies, make_workload, told
+from hullspeed.cli.workloads import (
+    check_applies,
+    check_price,
+    check_tables,
+    make_workload,
+    told,
+)
 from hullspeed.errors import UsageError
 
 if TYPE_CHECKING:

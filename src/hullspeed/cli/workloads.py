@@ -1,4 +1,4 @@
-"""workloads: simulate's options of traffic, and which of them apply to which kind of it."""
+"""workloads: options of traffic and its price, and which of them apply to which kind of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hullspeed.cli.checks import check_load
 from hullspeed.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
 Options = Mapping[str, Any]
 MAX_REQUESTS = 10_000_000
+_MAX_PRICE = 1e6  # dollars per GPU and hour: more is a slip
 
 
 class _Rule(NamedTuple):
@@ -80,6 +80,44 @@ def check_applies(options: Options, defaults: Options) -> None:
                 raise UsageError(
                     f"{flag} is an option of {rule.where}", seen=options[name], fix="leave it out"
                 )
+
+
+def check_price(price: float | None) -> None:
+    """Refuse a ``--price`` that cannot be.
+
+    Raises:
+        UsageError: with the value.
+    """
+    if price is not None and not 0 < price < _MAX_PRICE:
+        raise UsageError("--price is in dollars per GPU and hour, above 0", seen=price)
+
+
+def check_load(concurrency: int | None, rate: float | None) -> None:
+    """Refuse a load that is closed and open at once.
+
+    Raises:
+        UsageError: with both values.
+    """
+    if concurrency is not None and rate is not None:
+        raise UsageError(
+            "a load is closed (--concurrency) or open (--rate), not both", seen=(concurrency, rate)
+        )
+
+
+def check_tables(*, on_gpu: bool) -> None:
+    """Whether ``--cost tables`` can be answered.
+
+    Raises:
+        UsageError: if no GPU is named.
+        BrokenStackError: if the tables are not installed.
+    """
+    from hullspeed.perf.measured_tables import require_tables
+
+    if not on_gpu:
+        raise UsageError(
+            "the measured tables are of GPUs", seen="--cost tables", fix="name one: --gpu h100-sxm"
+        )
+    require_tables()
 
 
 def make_workload(options: Options, ramp_s: float, think_s: float) -> Workload:
